@@ -1,0 +1,104 @@
+"""A request's body: taken in piece by piece, within bounds, while other streams flow."""
+from time import monotonic
+
+import gevent
+from gevent import socket
+from gunicorn.http.errors import NoMoreData, ParseException
+
+from errors import BodyTimeout, ClientGone, InvalidRequest, Overloaded, RETRY_AFTER, TooLarge, UnsupportedEncoding
+
+PIECE = 1 << 20                                     # bytes at a time
+SILENCE = 30                                        # seconds without a byte until a body counts as abandoned
+LINGER = 2.0                                        # seconds for which the rest of a refused body is thrown away
+SMALL = 1 << 16                                     # bytes left that gunicorn may throw away by itself
+
+
+class Bodies:
+    """What all bodies in memory weigh together, and how much they may."""
+
+    def __init__(self, most):
+        self.most, self.held = most, 0
+
+    def hold(self, size):
+        if self.held + size > self.most:
+            raise Overloaded("too many large requests are being taken in; try again shortly", retry_after=RETRY_AFTER)
+        self.held += size
+
+    def release(self, size):
+        self.held -= size
+
+
+class Body:
+    """The body of one request. `read` it once; `release` when it is no longer held; `discard` what was not read."""
+
+    def __init__(self, environ, bodies, most):
+        self.input, self.sock = environ["wsgi.input"], environ["gunicorn.socket"]
+        self.bodies, self.most, self.held = bodies, most, 0
+        self.encoding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
+        self.chunked = "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower()
+        self.length = int(environ.get("CONTENT_LENGTH") or 0)
+        self.pending = self.chunked or self.length > 0
+
+    @property
+    def large(self):
+        """Whether so much is unread that the connection cannot go on."""
+        return self.pending and (self.chunked or self.length > SMALL)
+
+    def read(self):
+        """All of it, as a bytearray. Raises Refusal, ClientGone."""
+        if self.encoding not in ("", "identity"):
+            raise UnsupportedEncoding("send the body as it is, without Content-Encoding", "Content-Encoding")
+        if self.length > self.most:
+            raise self.too_large()
+        self.hold(self.length)
+        data = bytearray()
+        while piece := self.piece():
+            data += piece
+            if len(data) > self.most:
+                raise self.too_large()
+            self.hold(len(data) - self.held)
+            if len(piece) >= PIECE:
+                gevent.idle()                       # streams first; sleep(0) would let them wait twice as long
+        self.pending = False
+        if len(data) < self.length:
+            raise ClientGone
+        return data
+
+    def piece(self):
+        self.sock.settimeout(SILENCE)
+        try:
+            return self.input.read(PIECE)
+        except TimeoutError:
+            raise BodyTimeout(f"no byte of the body has come for {SILENCE} seconds; send the request again") from None
+        except NoMoreData:
+            raise ClientGone from None
+        except ParseException as error:
+            raise InvalidRequest(f"the body's chunks are broken: {type(error).__name__}") from None
+        except OSError:
+            raise ClientGone from None
+        finally:
+            self.sock.settimeout(None)
+
+    def too_large(self):
+        return TooLarge(f"the body is over {self.most >> 20} MB; shrink embedded images or send fewer of them")
+
+    def hold(self, size):
+        if size > 0:
+            self.bodies.hold(size)
+            self.held += size
+
+    def release(self):
+        self.bodies.release(self.held)
+        self.held = 0
+
+    def discard(self):
+        """After a refusal: read on for a while, or closing would take the answer away from the client."""
+        end = monotonic() + LINGER
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+            while (left := end - monotonic()) > 0:
+                self.sock.settimeout(left)
+                if not self.sock.recv(PIECE):
+                    break
+        except OSError:
+            pass

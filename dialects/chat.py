@@ -1,0 +1,251 @@
+"""OpenAI chat completions.
+
+Near-identity: what the gateway does not own goes through untouched. It owns the model's name, the controls and the
+fields of reasoning, and stream_options; it reads messages and tools far enough to mend what clients get wrong.
+
+Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v1/chat/completions.
+"""
+import orjson
+
+import reasoning
+from dialects import Ask
+from errors import InvalidRequest
+from stream import ChatStream, data_of, dumps, leaked, loads, rename
+
+PATH = "/v1/chat/completions"
+ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool",
+         "function": "function"}
+TEXTS = {"text": "text", "input_text": "text", "output_text": "text"}
+MEDIA = {"image_url": "image_url", "input_image": "image_url", "video_url": "video_url", "audio_url": "audio_url"}
+REFUSED = {"input_audio": "audio is not supported; send text or images",
+           "file": "files are not supported; send their text, or images of their pages"}
+PASSED = ("refusal", "thinking", "image_embeds", "audio_embeds", "tool_reference")      # vLLM knows them
+
+
+def read(body, fleet):
+    """A request's body (bytes) as an Ask. Raises Refusal."""
+    payload = parse(body)
+    streams = typed(payload, "stream", bool, "true or false") or False
+    options = typed(payload, "stream_options", dict, "an object")
+    if options is not None and not streams:
+        raise InvalidRequest("stream_options needs stream: true", "stream_options")
+    usage = typed(options or {}, "include_usage", bool, "true or false", "stream_options.") or False
+    name = typed(payload, "model", str, "a text")
+    read_messages(payload)
+    read_tools(payload)
+    read_numbers(payload)
+    model = fleet.find(name)
+    reasoning.translate(payload, model.effort)
+    payload["model"] = model.engine_id
+    names = reasoning.FIELDS[model.reasoning_field]
+    if not streams:
+        return Ask(PATH, payload, model, extra={"names": names})
+    payload["stream_options"] = {**(options or {}), "include_usage": True}
+    several = payload.get("n") if isinstance(payload.get("n"), int) else 1
+    return Ask(PATH, payload, model, ChatStream(names, usage, several))
+
+
+def parse(body):
+    """The JSON object of a body. NaN, lone surrogates, bad UTF-8 and endless nesting are none."""
+    try:
+        payload = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    if not isinstance(payload, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    return payload
+
+
+def typed(table, name, kind, expected, where=""):
+    """A field of the right type, or None if it is absent or null."""
+    value = table.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise InvalidRequest(f"{where}{name} must be {expected}", where + name)
+    return value
+
+
+# ---- messages
+
+def bad(where, problem):
+    return InvalidRequest(f"{where} {problem}", "messages")
+
+
+def read_messages(payload):
+    messages = payload.get("messages")
+    if messages is None:
+        raise InvalidRequest("messages is missing: send a list such as [{\"role\": \"user\", \"content\": \"Hello\"}]",
+                             "messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a list with at least one message", "messages")
+    for at, message in enumerate(messages):
+        read_message(message, f"messages[{at}]")
+
+
+def read_message(message, where):
+    if not isinstance(message, dict):
+        raise bad(where, "must be an object with role and content")
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise bad(f"{where}.role", f"must be one of {', '.join(ROLES)}")
+    message["role"] = ROLES[role]
+    content = message.get("content")
+    if isinstance(content, list):
+        message["content"] = [read_part(part, f"{where}.content[{at}]") for at, part in enumerate(content)]
+    elif content is not None and not isinstance(content, str):
+        raise bad(f"{where}.content", "must be a text or a list of parts")
+    rename(message, ("reasoning_content",))             # the name that every engine takes
+    read_calls(message, where)
+
+
+def read_part(part, where):
+    """A content part as the engine takes it."""
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise bad(where, "must be an object with a type")
+    kind = part.get("type")
+    if not isinstance(kind, str):
+        raise bad(f"{where}.type", "is missing: text or image_url, for example")
+    if kind in REFUSED:
+        raise bad(where, f"is {kind}: {REFUSED[kind]}")
+    if kind in TEXTS:
+        if not isinstance(part.get("text"), str):
+            raise bad(f"{where}.text", "must be a text")
+        return {**part, "type": TEXTS[kind]}
+    if kind in MEDIA:
+        return read_media(part, MEDIA[kind], where)
+    if kind not in PASSED:
+        raise bad(f"{where}.type", f"{kind[:40]!r} is unknown: use text or image_url")
+    return part
+
+
+def read_media(part, kind, where):
+    """An image (or a video, where the model takes one). The engine must not fetch addresses on its own network."""
+    given = part.get(kind)
+    source = given if isinstance(given, dict) else {"url": given}
+    url = source.get("url")
+    if not isinstance(url, str):
+        raise bad(f"{where}.{kind}", 'must hold a data URL: {"url": "data:image/png;base64,..."}')
+    if url[:5].lower() != "data:":
+        raise bad(f"{where}.{kind}", "must be a data URL (data:image/png;base64,...): addresses are not fetched here")
+    detail = {"detail": part["detail"]} if kind == "image_url" and isinstance(part.get("detail"), str) else {}
+    rest = {name: value for name, value in part.items() if name not in ("type", kind, "detail")}
+    return {"type": kind, kind: {**detail, **source}, **rest}
+
+
+def read_calls(message, where):
+    """Tool calls in the history: a client that once received broken arguments sends them for ever."""
+    calls = message.get("tool_calls")
+    if calls is None:
+        return
+    if not isinstance(calls, list):
+        raise bad(f"{where}.tool_calls", "must be a list")
+    for at, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise bad(f"{where}.tool_calls[{at}]", "must hold a function with a name")
+        function["arguments"] = mended(function.get("arguments"))
+
+
+def mended(arguments):
+    """Tool arguments as the JSON object that chat templates insist on, in a string."""
+    if isinstance(arguments, dict):
+        return dumps(arguments).decode()
+    if arguments is None or isinstance(arguments, str) and not arguments.strip():
+        return "{}"
+    try:
+        value = loads(arguments.encode()) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        value = arguments
+    return arguments if isinstance(value, dict) else dumps({"input": value}).decode()
+
+
+# ---- the other fields
+
+def read_tools(payload):
+    tools = typed(payload, "tools", list, "a list")
+    if tools == []:                                     # vLLM would refuse a tool_choice beside it
+        del payload["tools"]
+        payload.pop("tool_choice", None)
+    if tools:
+        payload["tools"] = [read_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)]
+    choice = payload.get("tool_choice")
+    if isinstance(choice, dict) and isinstance(choice.get("name"), str) and "function" not in choice:
+        payload["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
+
+
+def read_tool(tool, where):
+    """A tool in the nested form; clients of the Responses API send it flat."""
+    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+        raise InvalidRequest(f"{where} must be a function: only function tools are supported", "tools")
+    if "function" not in tool:
+        tool = {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+    function = tool["function"]
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise InvalidRequest(f"{where} needs a name", "tools")
+    return {"type": "function", **tool}
+
+
+def read_numbers(payload):
+    for name in ("max_tokens", "max_completion_tokens"):
+        value = payload.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InvalidRequest(f"{name} must be a positive whole number", name)
+    if payload.get("repeat_penalty") is not None:       # llama.cpp's name; it stays for an engine that reads it
+        payload.setdefault("repetition_penalty", payload["repeat_penalty"])
+
+
+# ---- the plain answer
+
+def write(answer, ask):
+    """The client's bytes for an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
+    if isinstance(answer, bytes):
+        answer = collected(answer, ask)
+    for choice in answer.get("choices") or []:
+        message = choice.get("message") if isinstance(choice, dict) else None
+        if isinstance(message, dict):
+            write_message(message, ask.extra["names"])
+    return dumps(answer)
+
+
+def write_message(message, names):
+    content, thought = message.get("content"), ""
+    if isinstance(content, str):
+        had = any(message.get(name) for name in reasoning.FIELDS["both"])
+        thought, rest = leaked(content) if not had else ("", content)
+        if rest != content:
+            message["content"] = rest
+    rename(message, names, thought)
+
+
+def collected(events, ask):
+    """A stream's bytes as the plain completion they add up to. Raises Refusal if they are no whole answer."""
+    stream = ChatStream(usage=True, choices=2)          # two: every event is looked into
+    chunks = [loads(data_of(event)) for event in stream.feed(events + b"\n\n").split(b"\n\n") if event]
+    stream.end()
+    choices = {}
+    for chunk in chunks:
+        for delta in chunk.get("choices") or []:
+            add(choices.setdefault(delta.get("index", 0), {"role": "assistant", "content": None}), delta)
+    head = {name: chunks[0].get(name) for name in ("id", "created", "model")}
+    whole = [{"index": index, "message": message, **message.pop("ends")} for index, message in sorted(choices.items())]
+    return {**head, "object": "chat.completion", "choices": whole, "usage": stream.usage}
+
+
+def add(message, choice):
+    """Add one delta to a message."""
+    for name, value in choice["delta"].items():
+        if name == "tool_calls":
+            for call in value:
+                add_call(message.setdefault("tool_calls", []), call)
+        elif isinstance(value, str) and name != "role":
+            message[name] = (message.get(name) or "") + value
+    message["ends"] = {"logprobs": None, "finish_reason": choice.get("finish_reason")}
+
+
+def add_call(calls, piece):
+    index = piece.pop("index")
+    if index == len(calls):
+        calls.append({"id": piece.get("id"), "type": "function", "function": {"name": "", "arguments": ""}})
+    for name, value in (piece.get("function") or {}).items():
+        calls[index]["function"][name] += value or ""

@@ -1,0 +1,132 @@
+"""Refusals: everything Sparks says no with. Raising one *is* answering: `sparks.py` renders it in the caller's shape.
+
+Source: the errors table of the gateway's specification; OpenAI's error object.
+"""
+import re
+
+from greenlet import GreenletExit
+
+# What `error.type` says for a status, in OpenAI's words; anything else is an api_error.
+TYPES = {
+    400: "invalid_request_error", 401: "invalid_request_error", 403: "permission_error", 404: "not_found_error",
+    405: "invalid_request_error", 408: "invalid_request_error", 413: "invalid_request_error",
+    415: "invalid_request_error", 422: "invalid_request_error", 429: "rate_limit_error",
+}
+
+RETRY_AFTER = 5                                     # seconds after which an engine that is off is worth another try
+MAX_MESSAGE = 2000                                  # characters of an engine's message; some repeat the whole prompt
+
+
+class Refusal(Exception):
+    """An answer that is an error.
+
+    message      what is wrong and what to do about it; `param` names the field at fault
+    status, code HTTP status and the short word that programs read
+    retry_after  whole seconds until it makes sense to come back, or None
+    headers      further response headers
+    """
+
+    status, code = 400, "invalid_request"
+
+    def __init__(self, message, param=None, *, status=None, code=None, retry_after=None):
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.status = status or self.status
+        self.code = code or self.code
+        self.retry_after = retry_after
+
+    @property
+    def type(self):
+        """OpenAI's name for the kind of error."""
+        return TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+
+    @property
+    def headers(self):
+        """Response headers that go with it, as a dict."""
+        headers = {}
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(self.retry_after)
+        if self.status == 401:                     # a key does not get better by trying: some SDKs retry a minute long
+            headers["x-should-retry"] = "false"
+        return headers
+
+
+class InvalidRequest(Refusal): "The request is at fault; `param` names the field."
+class InvalidKey(Refusal): status, code = 401, "invalid_api_key"
+class Forbidden(Refusal): status, code = 403, "forbidden"
+class NotFound(Refusal): status, code = 404, "not_found"
+class ModelNotFound(Refusal): status, code = 404, "model_not_found"
+class MethodNotAllowed(Refusal): status, code = 405, "method_not_allowed"
+class BodyTimeout(Refusal): status, code = 408, "request_timeout"
+class TooLarge(Refusal): status, code = 413, "request_too_large"
+class UnsupportedEncoding(Refusal): status, code = 415, "unsupported_encoding"
+class InternalError(Refusal): status, code = 500, "internal_error"
+class UpstreamError(Refusal): status, code = 502, "upstream_error"
+class ModelUnavailable(Refusal): status, code = 503, "model_unavailable"
+class Overloaded(Refusal): status, code = 503, "overloaded"
+class ShuttingDown(Refusal): status, code = 503, "shutting_down"
+class UpstreamTimeout(Refusal): status, code = 504, "upstream_timeout"
+
+
+class ClientGone(GreenletExit):
+    """The client has left. Not an Exception, so that nobody takes it for an engine's fault."""
+
+
+class SettingsError(Exception):
+    """A setting that stops the start; its text is one line that names the setting."""
+
+
+# ---- shapes
+
+def error_body(refusal):
+    """A refusal in OpenAI's shape, as a dict."""
+    return {"error": {"message": refusal.message, "type": refusal.type, "code": refusal.code, "param": refusal.param}}
+
+
+CODES = {400: "invalid_request", 404: "not_found", 413: "request_too_large", 422: "invalid_request",
+         429: "rate_limit_exceeded", 503: "model_unavailable"}
+TOO_LONG = re.compile(r"context (?:length|size|window)|exceed_context_size", re.I)
+NO_IMAGES = re.compile(r"image input is not supported", re.I)
+MARKUP = re.compile(r"<(?:!doctype|html|body|head)\b|Traceback \(most recent call last\)", re.I)
+
+
+def from_engine(status, answer):
+    """The Refusal for an engine's error, whatever shape it has.
+
+    status  its HTTP status, or None for an error inside a stream, whose own code then counts
+    answer  the parsed JSON (any type), or None if it was no JSON: then a plain sentence stands for it
+    """
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    fields = error if isinstance(error, dict) else {"message": error}
+    status = status or numeric(fields.get("code")) or 502
+    if status < 400 or status > 599:
+        status = 502
+    message = message_of(fields) or f"the engine answered with status {status}"
+    if status in (401, 403):                        # its key is ours to set, not the client's
+        return UpstreamError("the engine refused the gateway's own key; tell the operator to check SPARKS_UPSTREAM_KEY")
+    if NO_IMAGES.search(message):                   # llama.cpp calls a client's mistake a 500
+        status = 400
+    param = fields.get("param") if isinstance(fields.get("param"), str) else None
+    code = fields.get("code") if isinstance(fields.get("code"), str) and not fields["code"].isdigit() else None
+    if status == 400 and TOO_LONG.search(f"{message} {fields.get('type')}"):
+        code, param = "context_length_exceeded", param or "messages"
+    code = code or CODES.get(status, "invalid_request" if status < 500 else "upstream_error")
+    return Refusal(message, param, status=status, code=code, retry_after=RETRY_AFTER if status == 503 else None)
+
+
+def numeric(code):
+    if isinstance(code, bool):
+        return None
+    return int(code) if isinstance(code, int) or isinstance(code, str) and code.isdigit() else None
+
+
+def message_of(fields):
+    """The sentence in an engine's error, or None where there is none that a person should see."""
+    message = fields.get("message") or fields.get("detail")
+    if isinstance(message, list):                   # FastAPI's: [{"loc": [...], "msg": "..."}]
+        message = "; ".join(f"{'.'.join(map(str, item.get('loc', ())))}: {item.get('msg')}"
+                            for item in message if isinstance(item, dict))
+    if not isinstance(message, str) or not message.strip() or MARKUP.search(message):
+        return None
+    return message.strip()[:MAX_MESSAGE]

@@ -1,0 +1,406 @@
+"""One HTTP/1.1 exchange with an engine: pooled sockets, the head, the body's framing, TLS.
+
+Small because it does one thing: POST some JSON and read what comes back as it comes. An `Answer` can be read by a
+greenlet (`read`, `all`) or, once its head is in, by whoever watches its file descriptor and calls `decode`.
+
+Source: RFC 9112 (message framing), RFC 9110 15.2 (interim responses).
+"""
+import ssl
+from time import monotonic
+from urllib.parse import urlsplit
+
+from gevent import socket
+
+from errors import ModelUnavailable, UpstreamError
+
+CONNECT_TIMEOUT = 10                                # seconds
+SEND_TIMEOUT = 60                                   # seconds without the engine taking a byte
+IDLE = 4                                            # seconds: uvicorn closes a connection that was idle for 5
+READ = 65536                                        # bytes a read
+MAX_HEAD = 65536
+MAX_LINE = 4096                                     # bytes of a chunk's size line
+
+
+class BadAnswer(UpstreamError):
+    """The engine's bytes are no HTTP."""
+
+
+class Silent(Exception):
+    """Nothing has come within the time."""
+
+
+class Off(ModelUnavailable):
+    """Nobody listens where the engine should be."""
+
+
+# ---- framing: feed(bytes) -> the body's bytes; .ended after the last one; .surplus if bytes came after it
+
+class Chunked:
+    """The chunked transfer coding."""
+
+    def __init__(self):
+        self.left = 0                               # bytes of this chunk still to come, its CRLF included
+        self.line = b""                             # an unfinished size line
+        self.trailer = self.ended = self.surplus = False
+
+    def feed(self, data):
+        if not self.left and not self.line and not self.trailer:
+            whole = self.one_chunk(data)
+            if whole is not None:
+                return whole
+        return b"".join(self.pieces(self.line + data))
+
+    def one_chunk(self, data):
+        """The usual case: these bytes are exactly one chunk, as vLLM sends one event."""
+        head = data.find(b"\r\n", 0, 12)
+        if head > 0 and len(data) > 16:
+            size = hexadecimal(data[:head])
+            if size and len(data) == head + size + 4:
+                return data[head + 2:-2]
+        return None
+
+    def pieces(self, data):
+        at, self.line = 0, b""
+        while at < len(data):
+            if self.ended:
+                self.surplus = True
+                return
+            if self.left:
+                take = min(self.left, len(data) - at)
+                body = take - max(0, 2 - (self.left - take))
+                if body > 0:
+                    yield data[at:at + body]
+                at, self.left = at + take, self.left - take
+                continue
+            end = data.find(b"\r\n", at)
+            if end < 0:
+                if len(data) - at > MAX_LINE:
+                    raise BadAnswer("the engine sent a chunk whose size line does not end")
+                self.line = data[at:]
+                return
+            self.on_line(data[at:end])
+            at = end + 2
+
+    def on_line(self, line):
+        if self.trailer:                            # trailer fields, until an empty line
+            self.ended = not line
+        else:
+            size = hexadecimal(line.partition(b";")[0].strip())
+            self.left, self.trailer = size + 2 if size else 0, not size
+
+    def eof(self):
+        """The connection has ended. Returns whether the body is whole."""
+        return self.ended
+
+
+def hexadecimal(digits):
+    try:
+        if digits.isalnum():
+            return int(digits, 16)
+    except ValueError:
+        pass
+    raise BadAnswer("the engine sent a chunk whose size cannot be read")
+
+
+class Length:
+    """A body of Content-Length bytes."""
+
+    def __init__(self, length):
+        self.left, self.ended, self.surplus = length, not length, False
+
+    def feed(self, data):
+        body = data[:self.left]
+        self.surplus = self.surplus or len(data) > self.left
+        self.left -= len(body)
+        self.ended = not self.left
+        return body
+
+    def eof(self):
+        return self.ended
+
+
+class UntilClose:
+    """A body that ends with its connection, as in HTTP/1.0."""
+
+    ended = surplus = False
+
+    def feed(self, data):
+        return data
+
+    def eof(self):
+        self.ended = True
+        return True
+
+
+# ---- connections
+
+class Plain:
+    """A connection's bytes as they are."""
+
+    def __init__(self, sock):
+        self.sock = sock
+
+    def send(self, data):
+        self.sock.sendall(data)
+
+    def decode(self, data):
+        return data
+
+
+class Tls:
+    """A TLS connection over a plain socket, so that its bytes too can be read by whoever has them."""
+
+    def __init__(self, sock, host, context=None):
+        self.sock, self.incoming, self.outgoing = sock, ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = context or ssl.create_default_context()
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname=host)
+        self.shake_hands()
+
+    def shake_hands(self):
+        while True:
+            try:
+                self.tls.do_handshake()
+                return self.flush()
+            except ssl.SSLWantReadError:
+                self.flush()
+                data = self.sock.recv(READ)
+                if not data:
+                    raise ConnectionResetError("closed during the TLS handshake")
+                self.incoming.write(data)
+
+    def flush(self):
+        if self.outgoing.pending:
+            self.sock.sendall(self.outgoing.read())
+
+    def send(self, data):
+        for at in range(0, len(data), 1 << 20):
+            self.tls.write(data[at:at + (1 << 20)])
+            self.flush()
+
+    def decode(self, data):
+        self.incoming.write(data)
+        out = []
+        try:
+            while piece := self.tls.read(READ):
+                out.append(piece)
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            pass
+        return b"".join(out)
+
+
+class Connection:
+    """A connection to an engine. It is reused only if the last answer on it ended cleanly."""
+
+    def __init__(self, address, host, tls):
+        self.sock = socket.create_connection(address, CONNECT_TIMEOUT)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.layer = Tls(self.sock, host, tls) if tls else Plain(self.sock)
+        self.framing, self.rested, self.used = None, 0.0, False
+
+    def fresh(self):
+        """Whether it is fit for another request: still open, the last answer's end in, and nothing after it."""
+        self.sock.setblocking(False)
+        try:
+            data = self.sock.recv(READ)             # the end of the last answer may have come since
+            self.framing.feed(self.layer.decode(data))
+            return bool(data) and self.framing.ended and not self.framing.surplus
+        except BlockingIOError:
+            return self.framing.ended
+        except (OSError, UpstreamError):
+            return False
+
+    def close(self):
+        self.sock.close()
+
+
+class Pool:
+    """The connections to one engine at `url`, as many as are needed at once."""
+
+    def __init__(self, url, tls=None):
+        parts = urlsplit(url)
+        self.secure = parts.scheme == "https"
+        self.host = parts.hostname
+        self.address = (parts.hostname, parts.port or (443 if self.secure else 80))
+        self.tls = (tls or ssl.create_default_context()) if self.secure else None
+        self.prefix = parts.path.rstrip("/")
+        self.netloc = parts.netloc
+        self.idle = []
+
+    def take(self):
+        while self.idle:
+            connection = self.idle.pop()
+            if monotonic() - connection.rested < IDLE and connection.fresh():
+                return connection
+            connection.close()
+        try:
+            return Connection(self.address, self.host, self.tls)
+        except OSError as error:
+            raise Off(f"the engine does not answer ({error.__class__.__name__}); the model is off, try again later")
+
+    def give(self, connection):
+        connection.used, connection.rested = True, monotonic()
+        self.idle.append(connection)
+
+    def prune(self):
+        """Close what has been idle for too long."""
+        stale = [connection for connection in self.idle if monotonic() - connection.rested >= IDLE]
+        self.idle = [connection for connection in self.idle if connection not in stale]
+        for connection in stale:
+            connection.close()
+
+    def post(self, path, body, headers):
+        """POST `body` (bytes, JSON) and give the Answer, whose head is still to come. Raises Off, UpstreamError."""
+        lines = [f"POST {self.prefix}{path} HTTP/1.1", f"Host: {self.netloc}", "Content-Type: application/json",
+                 "Accept-Encoding: identity", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        return Answer(self, "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n", body)
+
+
+class Answer:
+    """What an engine answers. `status` and `headers` (lower-case names) are there once `head(seconds)` is."""
+
+    def __init__(self, pool, head, body):
+        self.pool, self.request = pool, (head, body)
+        self.status = self.headers = self.framing = None
+        self.buffer, self.keeps, self.closed = b"", False, False
+        self.connection = pool.take()
+        self.send()
+
+    @property
+    def sock(self):
+        return self.connection.sock
+
+    @property
+    def ended(self):
+        return self.framing is not None and self.framing.ended
+
+    def send(self):
+        head, body = self.request
+        self.sock.settimeout(SEND_TIMEOUT)
+        try:
+            self.connection.layer.send(head + body if len(body) < READ else head)
+            if len(body) >= READ:
+                self.connection.layer.send(body)
+        except TimeoutError:
+            self.close()
+            raise UpstreamError("the engine does not take the request")
+        except OSError:                             # it may have answered before it read all: look at what it says
+            pass
+
+    def again(self):
+        """Once more on a new connection. A server may close an idle one in the very moment in which it is used:
+        then not a byte has come back, and nobody has seen the request."""
+        stale = self.connection.used and not self.buffer
+        if stale:
+            self.connection.close()
+            self.pool.idle, old = [], self.pool.idle
+            for connection in old:
+                connection.close()
+            self.connection = self.pool.take()
+            self.send()
+        return stale
+
+    def head(self, seconds):
+        """Read the head. Raises Silent if it has not come within `seconds`: call again."""
+        while self.status is None:
+            end = self.buffer.find(b"\r\n\r\n")
+            if end >= 0:
+                head, self.buffer = self.buffer[:end], self.buffer[end + 4:]
+                self.parse(head)
+            elif len(self.buffer) > MAX_HEAD:
+                raise BadAnswer("the engine sent a head that does not end")
+            else:
+                data = self.receive(seconds)
+                if not data and not self.again():
+                    raise UpstreamError("the engine closed the connection without an answer; send the request again")
+                self.buffer += data
+
+    def parse(self, head):
+        first, *lines = head.split(b"\r\n")
+        if not first.startswith(b"HTTP/1.") or not first[9:12].isdigit():
+            raise BadAnswer("the engine's answer is no HTTP")
+        status = int(first[9:12])
+        if 100 <= status < 200:                     # 100 Continue, 103 Early Hints: the answer comes after it
+            return
+        pairs = (line.decode("latin-1").partition(":") for line in lines)
+        self.headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        self.request = None
+        self.framing = self.connection.framing = framing_of(self.headers)
+        self.keeps = first.startswith(b"HTTP/1.1") and self.headers.get("connection", "").lower() != "close"
+        self.status = status
+        if self.headers.get("content-encoding", "identity").lower() != "identity":
+            raise BadAnswer("the engine compressed its answer, though it was asked not to")
+
+    def receive(self, seconds):
+        """Bytes of the connection, b"" at its end. Raises Silent."""
+        self.sock.settimeout(max(seconds, 0.001))
+        try:
+            while data := self.sock.recv(READ):
+                if plain := self.connection.layer.decode(data):     # a TLS record may hold nothing for us
+                    return plain
+        except TimeoutError:
+            raise Silent from None
+        except OSError:
+            pass
+        return b""
+
+    def read(self, seconds):
+        """Body bytes; None: nothing within `seconds`; b"": the end, clean or not (see `ended`)."""
+        end = monotonic() + seconds
+        try:
+            self.head(seconds)
+            while not self.ended:
+                data, self.buffer = self.buffer, b""
+                if not data:
+                    data = self.receive(end - monotonic())
+                    if not data:
+                        self.framing.eof()
+                        return b""
+                body = self.decode(data)
+                if body:
+                    return body
+        except Silent:
+            return None
+        return b""
+
+    def decode(self, data):
+        """The body's bytes in bytes of the connection that are already through TLS."""
+        return self.framing.feed(data)
+
+    def all(self, seconds, limit):
+        """The whole body, at most `limit` bytes. Raises Silent, UpstreamError."""
+        end, parts, size = monotonic() + seconds, [], 0
+        while True:
+            data = self.read(end - monotonic())
+            if data is None:
+                raise Silent
+            if not data:
+                break
+            parts.append(data)
+            size += len(data)
+            if size > limit:
+                raise BadAnswer("the engine's answer is too large")
+        if not self.ended:
+            raise UpstreamError("the engine broke off midway; send the request again")
+        return b"".join(parts)
+
+    def close(self, whole=False):
+        """Give the connection back. `whole`: all that matters has come, so it may serve again; otherwise it is
+        closed, which tells the engine to stop."""
+        if self.closed:
+            return
+        self.closed = True
+        reusable = self.keeps and not self.buffer and not isinstance(self.framing, UntilClose)
+        if whole and reusable and not self.framing.surplus:
+            self.pool.give(self.connection)
+        else:
+            self.connection.close()
+
+
+def framing_of(headers):
+    if "chunked" in headers.get("transfer-encoding", "").lower():
+        return Chunked()
+    length = headers.get("content-length", "")
+    if length.isdigit():
+        return Length(int(length))
+    return UntilClose()

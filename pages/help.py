@@ -1,0 +1,269 @@
+"""/help and /llms.txt: one page for people and agents, as Markdown, HTML or JSON, made from the tables the code uses.
+
+Source: the gateway's specification, which is this page for one model. Pure: settings and models in, text out.
+"""
+import json
+import re
+import shlex
+from pathlib import Path
+from urllib.parse import quote
+
+import jinja2
+from markdown_it import MarkdownIt
+from markupsafe import Markup
+from werkzeug.datastructures import MIMEAccept
+from werkzeug.http import parse_accept_header
+
+import errors
+import reasoning
+from routes import NOT_SUPPORTED, ROUTES
+
+NAME = "sparks-gateway"
+FORMS = {"md": "text/markdown", "html": "text/html", "json": "application/json"}
+ACCEPTED = {                                        # of types that a client likes equally, the first
+    "text/markdown": "md", "application/json": "json", "text/html": "html", "text/plain": "md",
+}
+EXAMPLES = {                                        # a template file each, and its macros
+    "examples": ("auth", "chat", "response", "stream", "events", "tools", "image", "models"),
+    "harnesses": ("python", "javascript", "pi", "pi_command", "opencode"),
+}
+NO_MODEL = "MODEL-ID"                               # stands in the examples while no model is known
+
+# What each refusal means and what to do about it; status and code stand in errors.py.
+MEANINGS = {
+    errors.InvalidRequest: "Bad JSON, missing `messages`, bad `reasoning_effort`, or another field at fault "
+                           "(`param` names it); fix the request",
+    errors.InvalidKey: "Key missing, wrong, or revoked; check the key, don't retry",
+    errors.Forbidden: "Request did not come through the public edge; use the base URL above",
+    errors.ModelNotFound: "Only the model ids above exist",
+    errors.NotFound: "Only the endpoints above exist",
+    errors.MethodNotAllowed: "The endpoint exists, with another method; see the table of endpoints",
+    errors.BodyTimeout: "The request's body stopped arriving; send it again",
+    errors.TooLarge: "Body over {max_body}; shrink embedded images",
+    errors.UnsupportedEncoding: "Compressed body; send plain JSON without `Content-Encoding`",
+    errors.InternalError: "A fault of the gateway's own; tell the operator the response's `x-request-id`",
+    errors.UpstreamError: "The engine failed on this request, perhaps in mid-answer; retry once or twice",
+    errors.ModelUnavailable: "The model is not loaded right now; retry later (see `Retry-After`), do not hammer",
+    errors.Overloaded: "Too much is in hand at this moment; retry after `Retry-After`",
+    errors.ShuttingDown: "The gateway is restarting; retry after `Retry-After`",
+    errors.UpstreamTimeout: "The engine was silent for too long; retry, or ask for less",
+}
+
+
+def form_of(accept, wanted=None):
+    """The form to answer in, "md", "html" or "json": `wanted` is the ?format= argument, `accept` the Accept header."""
+    if wanted:
+        return wanted.lower() if wanted.lower() in FORMS else "md"
+    types = re.sub(r";\s*(?!q\s*=)[^;,]*", "", accept or "", flags=re.I)      # a charset, a level: no matter here
+    offers = parse_accept_header(types, MIMEAccept)
+    return ACCEPTED.get(offers.best_match(ACCEPTED), "md")
+
+
+def render(settings, models, base_url, form):
+    """The page as (body, mimetype). `models` are upstream.Model, perhaps none; `base_url` is the public address."""
+    page = contents(settings, models, base_url)
+    if form == "json":
+        body = json.dumps(page, indent=2, ensure_ascii=False) + "\n"
+    else:
+        body = markdown(page)
+        if form == "html":
+            body = SCREEN.get_template("help.html").render(page=page, **web(body))
+    return body.encode("utf-8", "replace").decode(), FORMS[form]          # an engine's lone surrogate can't leave
+
+
+def markdown(page):
+    return PAPER.get_template("help.md").render(page=page, groups=groups(page["models"]), no_model=NO_MODEL,
+                                                unchanged=reasoning.UNCHANGED, invalid_key=errors.InvalidKey)
+
+
+# ---- what the page says: the JSON form, and what the Markdown form is made from
+
+def contents(settings, models, base_url):
+    base_url = api_address(base_url)
+    default = next((model for model in models if model.default), models[0] if models else None)
+    page = {
+        "name": NAME,
+        "base_url": base_url,
+        "model": default.id if default else None,
+        "models": [about(model) for model in models],
+        "description": settings.description,
+        "slots": settings.max_active,
+        "limits": limits(settings),
+        "privacy": "prompts and completions are never stored. Per-key request counts, status, latency, "
+                   "and token counts are.",
+        "endpoints": [endpoint(route, base_url) for route in ROUTES],
+        "not_supported": NOT_SUPPORTED,
+        "auth": {"headers": ["Authorization: Bearer $SPARKS_API_KEY", "x-api-key: $SPARKS_API_KEY"],
+                 "key_format": "sk-sparks-<random>", "operator": settings.operator},
+        "reasoning": thinking(default) if default else None,
+        "errors": refusals(settings),
+    }
+    page |= {name: examples(name, page) for name in EXAMPLES}
+    page["notes"] = notes(page)
+    return page
+
+
+def api_address(base_url):
+    """The public address with exactly one /v1; what a shell, Markdown or HTML takes for its own is percent-encoded."""
+    base_url = base_url.strip().rstrip("/")
+    while base_url.endswith("/v1"):
+        base_url = base_url.removesuffix("/v1").rstrip("/")
+    return re.sub(r"""[\s\x00-\x20"'`<>\\^{|}$!\x7f]""", lambda match: quote(match[0]), base_url + "/v1")
+
+
+def about(model):
+    return {"id": model.id, "loaded": model.loaded, "default": model.default, "context": model.context,
+            "aliases": list(model.aliases), "reasoning": thinking(model)}
+
+
+def thinking(model):
+    """What controls of thinking do with a model: what its table in force says, and nothing beyond it."""
+    table = reasoning.TABLES[model.effort]
+    effects = {level.effect for level in table.levels.values()}
+    controllable = effects != {reasoning.UNCHANGED}
+    can_turn_off = table.levels["none"].effect == reasoning.OFF
+    return {
+        "table": model.effort,
+        "about": table.about,
+        "controllable": controllable,
+        "can_turn_off": can_turn_off,
+        "quickest": ("none" if can_turn_off else "low") if controllable else None,
+        "efforts": [{"words": words, "effect": effect} for words, effect in reasoning.rows(model.effort)],
+        "think": {"false": table.levels["none"].effect, "true": table.on.effect},
+        "native": native(table),
+        "fields": list(reasoning.FIELDS[model.reasoning_field]),
+    }
+
+
+def native(table):
+    """The switches of the template that the table itself uses, with their values: {name: [value, …]}."""
+    switches = {}
+    for level in table.levels.values():
+        for name, value in level.kwargs.items():
+            values = switches.setdefault(name, [])
+            if value not in values:
+                values.append(value)
+    return switches
+
+
+def limits(settings):
+    return {"active_requests": settings.max_active, "body_bytes": settings.max_body,
+            "keepalive_seconds": settings.keepalive, "stall_seconds": settings.stall_timeout,
+            "answer_seconds": settings.answer_timeout}
+
+
+def endpoint(route, base_url):
+    return {"method": route.method, "path": route.path, "purpose": route.purpose, "key": route.keyed,
+            "url": base_url.removesuffix("/v1") + route.path}
+
+
+def refusals(settings):
+    size = bytes_text(settings.max_body)
+    return [{"status": kind.status, "code": kind.code, "meaning": meaning.format(max_body=size)}
+            for kind, meaning in MEANINGS.items()]
+
+
+def examples(name, page):
+    """What the macros of the template file `name` give, by their names."""
+    module = PAPER.get_template(f"{name}.jinja").make_module({"page": page, "model": page["model"] or NO_MODEL})
+    return {part: getattr(module, part)().strip("\n") for part in EXAMPLES[name]}
+
+
+def notes(page):
+    """What an agent should know, a sentence each (Markdown)."""
+    quick = page["reasoning"] and page["reasoning"]["quickest"]
+    return [
+        "Check `GET /v1/models` before a long run; an empty list means the model is off.",
+        *([f'Prefer `reasoning_effort: "{quick}"` for quick tool turns.'] if quick else []),
+        f"Expect queueing when more than {page['slots']} streams are active.",
+        "Back off on `503` instead of retrying in a tight loop.",
+    ]
+
+
+def groups(models):
+    """Models that think alike, for the Markdown form: [(ids, reasoning)]."""
+    out = []
+    for model in models:
+        alike = next((ids for ids, effort in out if effort == model["reasoning"]), None)
+        if alike is None:
+            out.append(([model["id"]], model["reasoning"]))
+        else:
+            alike.append(model["id"])
+    return out
+
+
+# ---- how values are written so that nothing in them is taken for markup
+
+def visible(value):
+    """One line of printable text: an unprintable character, also a line's end, becomes a mark."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in str(value))
+
+
+def plain(value):
+    """A value in running Markdown: what would be markup in the middle of a line is escaped. CommonMark 2.4, 6.2."""
+    value = visible(" ".join(str(value).split()))
+    return re.sub(r"[\\`*\[<]|&(?=#?\w+;)|(?<!\S)#|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", value)
+
+
+def code(value):
+    """A value as a Markdown code span, whatever backticks it holds. CommonMark 6.1."""
+    value = visible(value)
+    fence = "`" * (1 + max(map(len, re.findall("`+", value)), default=0))
+    pad = " " if value[:1] in ("`", " ", "") or value[-1:] in ("`", " ") else ""
+    return f"{fence}{pad}{value}{pad}{fence}"
+
+
+def cell(text):
+    """Markdown inside a table, where a pipe needs a backslash even in a code span. GFM, tables."""
+    return text.replace("|", "\\|")
+
+
+def literal(value):
+    """A value as JSON, which is a literal of Python and JavaScript too."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def single(text):
+    """Text inside a shell's single quotes."""
+    return text.replace("'", "'\\''")
+
+
+def bytes_text(number):
+    """1536 -> "1.5 KB" """
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if number < 1024 or unit == "GB":
+            return f"{round(number, 1):g} {unit}"
+        number /= 1024
+
+
+FILTERS = {"plain": plain, "code": code, "cell": cell, "literal": literal, "single": single, "word": shlex.quote,
+           "size": bytes_text, "number": "{:,}".format, "seconds": "{:g}".format}
+
+
+# ---- the two kinds of template
+
+def templates(**options):
+    env = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+                             undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+                             keep_trailing_newline=True, **options)
+    env.filters |= FILTERS
+    return env
+
+
+PAPER = templates(autoescape=False)
+SCREEN = templates(autoescape=True)
+MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
+
+
+def web(text):
+    """The Markdown form as the parts of the HTML form: its body, and its chapters as [(anchor, title)]."""
+    tokens = MARKDOWN.parse(text)
+    chapters = []
+    for token, inner in zip(tokens, tokens[1:]):
+        if token.type == "heading_open" and token.tag == "h2":
+            token.attrSet("id", inner.content.lower().replace(" ", "-"))
+            chapters.append((token.attrGet("id"), inner.content))
+        if token.type in ("fence", "table_open"):
+            token.attrSet("tabindex", "0")          # a region that scrolls must be reachable by keyboard: WCAG 2.1.1
+    html = MARKDOWN.renderer.render(tokens, MARKDOWN.options, {})
+    return {"body": Markup(html), "chapters": chapters}

@@ -1,0 +1,165 @@
+"""Moves a stream's bytes between two sockets in the hub: no greenlet is woken for a chunk.
+
+The request's greenlet sleeps in `move` while callbacks of the event loop read the engine's socket, run the bytes
+through the stream and write the client's socket. If the client does not take them, the engine is not read.
+"""
+import os
+from time import monotonic
+
+from gevent import get_hub
+from gevent.event import AsyncResult
+
+from errors import ClientGone, UpstreamError, UpstreamTimeout
+
+READABLE, WRITABLE = 1, 2
+READ = 65536                                        # bytes a read
+TICK = 1.0                                          # seconds between two sweeps, or half a keep-alive if that is less
+
+
+class Sweep:
+    """One coarse timer for all live streams: who has been silent for how long."""
+
+    def __init__(self):
+        self.live, self.timer = set(), None
+
+    def add(self, pump, tick):
+        self.live.add(pump)
+        if self.timer is None:
+            self.timer = get_hub().loop.timer(tick, tick)
+            self.timer.start(self.look)
+
+    def look(self):
+        now = monotonic()
+        for pump in list(self.live):
+            pump.guarded(pump.on_sweep, now)
+
+    def drop(self, pump):
+        self.live.discard(pump)
+        if not self.live and self.timer is not None:
+            self.timer.stop()
+            self.timer.close()
+            self.timer = None
+
+
+sweep = Sweep()
+
+
+class Pump:
+    """One live stream.
+
+    answer   http1.Answer whose head is in
+    stream   of stream.py
+    sock     the client's socket
+    chunked  whether the client's bytes are framed in chunks (HTTP/1.1)
+    limits   settings with keepalive, stall_timeout, answer_timeout, in seconds
+    since    the moment from which the engine's silence counts (monotonic)
+    """
+
+    def __init__(self, answer, stream, sock, chunked, limits, since):
+        self.answer, self.stream, self.chunked, self.limits = answer, stream, chunked, limits
+        self.source, self.target = answer.sock.fileno(), sock.fileno()
+        self.done = AsyncResult()
+        self.left = b""                             # what the client has not taken yet
+        self.ended = False                          # nothing more is wanted of the engine
+        loop = get_hub().loop
+        self.reader, self.writer = loop.io(self.source, READABLE), loop.io(self.target, WRITABLE)
+        self.written, self.token, self.tokens = monotonic(), since, 0
+
+    def move(self):
+        """Run until the engine has said all and the client has taken it. Raises Refusal, ClientGone, or what the
+        stream raises."""
+        try:
+            self.reader.start(self.guarded, self.on_engine)
+            sweep.add(self, min(TICK, self.limits.keepalive / 2))
+            self.done.get()
+        finally:
+            sweep.drop(self)
+            for watcher in (self.reader, self.writer):
+                watcher.stop()
+                watcher.close()
+
+    def guarded(self, callback, *args):
+        try:
+            callback(*args)
+        except BaseException as error:              # one that leaves a hub callback is only printed: the stream would hang
+            self.stop(error)
+
+    def stop(self, error=None):
+        self.reader.stop()
+        self.writer.stop()
+        if not self.done.ready():
+            self.done.set_exception(error) if error else self.done.set(None)
+
+    def on_engine(self):
+        try:
+            data = os.read(self.source, READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        answer = self.answer
+        if data:
+            events = self.stream.feed(answer.decode(answer.connection.layer.decode(data)))
+            self.ended = self.stream.over or answer.ended
+            if events:
+                self.write(events)
+        else:
+            answer.framing.eof()
+            self.ended = True
+        if self.ended:
+            self.reader.stop()
+            if not self.left:
+                self.stop()
+
+    def write(self, events):
+        data = b"%x\r\n%b\r\n" % (len(events), events) if self.chunked else events
+        if self.left:
+            self.left += data
+        else:
+            self.push(data)
+
+    def push(self, data):
+        try:
+            sent = os.write(self.target, data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            raise ClientGone from None
+        if sent:
+            self.written = monotonic()
+        self.left = data[sent:]
+        if self.left:                               # the engine waits for the client
+            self.reader.stop()
+            self.writer.start(self.guarded, self.on_client)
+
+    def on_client(self):
+        """The client takes bytes again."""
+        self.writer.stop()
+        self.push(self.left)
+        if self.left:
+            return
+        self.token = monotonic()
+        if self.ended:
+            self.stop()
+        else:
+            self.reader.start(self.guarded, self.on_engine)
+
+    def on_sweep(self, now):
+        if self.done.ready():
+            return
+        if self.left:                               # silent because the client is
+            if now - self.written > self.limits.stall_timeout:
+                raise ClientGone
+            return
+        if self.stream.tokens != self.tokens:
+            self.token, self.tokens = now, self.stream.tokens
+        limit = self.limits.stall_timeout if self.tokens else self.limits.answer_timeout
+        if now - self.token > limit:
+            raise UpstreamTimeout(f"the engine has sent no token for {limit:g} seconds; send the request again")
+        if now - self.written >= self.limits.keepalive - 0.05:
+            self.write(self.stream.alive())
+
+
+def move(answer, stream, sock, chunked, limits, since):
+    """Move a stream from the engine to the client, to its end. See Pump."""
+    Pump(answer, stream, sock, chunked, limits, since).move()

@@ -1,0 +1,30 @@
+"""What Sparks serves: the views are registered from this table, /help and the 404 message list it."""
+from typing import NamedTuple
+
+
+class Route(NamedTuple):
+    """A way in. `path` names its parameters in braces; `purpose` is one line of Markdown for people."""
+    method: str
+    path: str
+    purpose: str
+
+    @property
+    def rule(self):
+        """The path as Flask's router takes it; a model's id may hold slashes."""
+        return self.path.replace("{id}", "<path:id>")
+
+    @property
+    def keyed(self):
+        """Whether it wants a key."""
+        return self.path.startswith("/v1/")
+
+
+ROUTES = [
+    Route("GET", "/v1/models", "Lists the models that are loaded; an empty list while none is"),
+    Route("GET", "/v1/models/{id}", "One model of that list"),
+    Route("POST", "/v1/chat/completions", "Chat, streaming, tools, images"),
+    Route("GET", "/help", "This document (no key needed)"),
+    Route("GET", "/llms.txt", "This document (no key needed)"),
+    Route("GET", "/healthz", 'Liveness only: `{"ok": true}` (no key needed)'),
+]
+NOT_SUPPORTED = ["`/embeddings`", "`/responses`", "Anthropic `/messages`", "audio"]     # Markdown

@@ -1,0 +1,138 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+home=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
+venv=$home/.venv
+python=$venv/bin/python
+
+help() {
+  cat <<'END'
+Sparks, the front door of a model served by vLLM.
+
+  ./run.sh                 start the gateway in front of the engine on this machine (SPARKS_UPSTREAM names another)
+  ./run.sh --local         the same on a machine without vLLM: also installs and starts a small model
+  ./run.sh keys ...        add, list and revoke people's keys; works while the gateway runs
+  ./run.sh test [...]      run the tests; arguments go to pytest
+  ./run.sh test --vllm     run the tests against real vLLM on the CPU (installs it: some minutes, 2.5 GB)
+  ./run.sh test --wheels   check that every pinned package has a wheel for x86-64 and aarch64, Python 3.11 to 3.13
+  ./run.sh --help          show this
+
+The first start makes .venv with the packages pinned in requirements.txt; later ones follow when these or Python change.
+It needs Python 3.11, 3.12 or 3.13; SPARKS_PYTHON names the one to use.
+Settings are SPARKS_* variables or sparks.toml; sparks.example.toml explains every one.
+
+Examples:
+  ./run.sh keys add alice
+  SPARKS_UPSTREAM=http://10.0.0.7:8000 SPARKS_BIND=0.0.0.0:8080 ./run.sh
+  ./run.sh test -x tests/test_stream.py
+END
+}
+
+say() { printf '%s\n' "$*" >&2; }
+fail() { say "run.sh: $1"; exit "${2:-1}"; }
+
+# ---- Python
+
+find_python() {
+  local candidate candidates=(python3 python3.13 python3.12 python3.11)
+  [ -z "${SPARKS_PYTHON:-}" ] || candidates=("$SPARKS_PYTHON")
+  for candidate in "${candidates[@]}"; do
+    # Run it: a name that is found can still be a version manager's empty shim.
+    if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  [ -z "${SPARKS_PYTHON:-}" ] || fail "SPARKS_PYTHON: $SPARKS_PYTHON is no Python 3.11, 3.12 or 3.13"
+  fail "Python 3.11, 3.12 or 3.13 is needed: apt install python3 python3-venv (or name one in SPARKS_PYTHON)"
+}
+
+identity() { "$1" -ISc 'import sys; print(sys.base_prefix, sys.version)' 2>/dev/null; }
+
+same_python() {
+  local now
+  now=$(identity "${SPARKS_PYTHON:-$python}") && [ -x "$python" ] && [ "$now" = "$(cat "$venv/made-by" 2>/dev/null)" ]
+}
+
+make_venv() {
+  local base
+  base=$(find_python)
+  "$base" -c 'import ensurepip, venv' 2>/dev/null || fail "this Python cannot make .venv: apt install python3-venv"
+  say "making .venv with $("$base" --version)"
+  rm -rf "$venv"
+  "$base" -m venv "$venv" >&2 || fail "$base could not make $venv"
+  identity "$python" > "$venv/made-by"
+}
+
+# ---- packages
+
+section() { awk -v name="$1" '/^# == /{wanted = $3 == name} wanted' "$home/requirements.txt"; }
+
+installed() { section "$1" | cmp -s - "$venv/installed-$1"; }
+
+ready() {
+  local name
+  same_python || return 1
+  for name; do installed "$name" || return 1; done
+}
+
+show_large() {
+  local line file size
+  while read -r line; do
+    case $line in
+      "Downloading "*" MB)" | "Using cached "*" MB)")
+        line=${line#Downloading } line=${line#Using cached } file=${line##*/}
+        size=${file##*(}
+        say "  ${file%%-*} ${size%)}" ;;
+    esac
+  done
+}
+
+install() {
+  local log=$venv/pip.log
+  rm -f "$venv/installed-$1"
+  section "$1" > "$venv/wanted-$1"
+  say "installing the packages for '$1': $(grep -c "^[^# ].*==" "$venv/wanted-$1")"
+  if ! "$python" -m pip install --require-hashes --no-deps --only-binary :all: --no-input --disable-pip-version-check \
+    --progress-bar off -r "$venv/wanted-$1" 2>&1 | tee "$log" | show_large; then
+    grep -v '^WARNING' "$log" | tail -n 5 >&2
+    fail "pip could not install the packages for '$1' (all it said is in $log); with the network back, start again"
+  fi
+  mv "$venv/wanted-$1" "$venv/installed-$1"        # last, so that an interrupted set-up is done again
+}
+
+# prepare SECTION...: .venv has these sections of requirements.txt.
+prepare() {
+  ready "$@" && return
+  {
+    if command -v flock >/dev/null; then
+      flock --nonblock 9 || { say "waiting for another set-up to end"; flock 9; }
+    fi
+    local name
+    same_python || make_venv
+    for name; do installed "$name" || install "$name"; done
+  } 9<"$home/run.sh"
+}
+
+# ---- what to start
+
+test_with() {
+  prepare gateway test local
+  cd "$home"
+  case ${1-} in
+    --wheels) exec "$python" tests/wheels.py ;;
+    --vllm) exec "$python" -m pytest -m vllm tests/test_vllm.py --run-vllm "${@:2}" ;;
+    *) exec "$python" -m pytest "$@" ;;
+  esac
+}
+
+alone() { [ $# -lt 2 ] || fail "$1 takes no argument, but there is '$2'; ./run.sh --help explains all" 2; }
+
+case ${1-} in
+  "") prepare gateway; exec "$python" "$home/sparks.py" ;;
+  --local) alone "$@"; prepare gateway local; exec "$python" "$home/sparks.py" --local ;;
+  keys) prepare gateway; exec "$python" "$home/keys.py" "${@:2}" ;;
+  test) test_with "${@:2}" ;;
+  -h | --help) alone "$@"; help ;;
+  *) fail "there is no '$1'; ./run.sh --help explains what there is" 2 ;;
+esac

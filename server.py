@@ -1,0 +1,172 @@
+"""How the app is served: gunicorn with one gevent worker, and what is said when it starts.
+
+gunicorn speaks HTTP with clients. The `Worker` adds what this gateway needs of it: refusals of malformed HTTP in the
+API's own shape, a way to end a connection whose body was not read, and no waiting for idle connections at the end.
+"""
+import logging
+import resource
+import socket
+import sys
+from http import HTTPStatus
+
+import gevent
+from gevent import getcurrent
+from gunicorn import util
+from gunicorn.app.base import BaseApplication
+from gunicorn.http import errors as http_errors
+from gunicorn.workers.ggevent import GeventWorker
+
+from errors import Refusal, error_body
+from stream import dumps
+
+log = logging.getLogger("sparks")
+KEEPALIVE = 75                                      # seconds that an idle connection stays open
+GRACE = 30                                          # seconds for open requests after SIGTERM
+HANG = 600                                          # seconds of CPU in one go after which the worker counts as hung
+CONNECTIONS = 10_000
+STATUS = {                                          # of malformed HTTP; 400 if not here
+    http_errors.LimitRequestLine: 414, http_errors.LimitRequestHeaders: 431, http_errors.ExpectationFailed: 417,
+    http_errors.UnsupportedTransferCoding: 501, http_errors.ForbiddenProxyRequest: 403,
+}
+
+
+class Waiting(gevent.Timeout):
+    """A connection waits for its next request: for so long at most, and not when the worker is about to end."""
+
+    def __init__(self, worker):
+        super().__init__(KEEPALIVE, False)
+        self.worker = worker
+
+    def __enter__(self):
+        if not self.worker.alive:
+            raise StopIteration
+        self.worker.waiting.add(getcurrent())
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        self.worker.waiting.discard(getcurrent())
+        return super().__exit__(*error)
+
+
+class Worker(GeventWorker):
+    """gunicorn's gevent worker with the three things above."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.waiting = set()
+
+    def timeout_ctx(self):
+        return Waiting(self)
+
+    def run(self):
+        gevent.spawn(self.part)
+        super().run()
+
+    def part(self):
+        """Once the worker is to end, let go of the connections that wait for another request."""
+        while self.alive:
+            gevent.sleep(0.2)
+        for greenlet in list(self.waiting):
+            gevent.get_hub().loop.run_callback(greenlet.throw, StopIteration())
+
+    def handle_request(self, listener_name, req, sock, addr):
+        getcurrent().close_after = req.force_close  # for sparks.owned: gunicorn does not hand the request to the app
+        return super().handle_request(listener_name, req, sock, addr)
+
+    def handle_error(self, req, client, addr, exc):
+        if not isinstance(exc, http_errors.ParseException) or isinstance(exc, http_errors.InvalidResponseHeader):
+            return super().handle_error(req, client, addr, exc)
+        refusal = Refusal(f"this is no valid HTTP request: {type(exc).__name__}", status=STATUS.get(type(exc), 400))
+        log.info("malformed HTTP: %s", type(exc).__name__)
+        write_refusal(client, refusal)
+
+
+def write_refusal(client, refusal):
+    body = dumps(error_body(refusal))
+    head = (f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n")
+    try:
+        util.write_nonblock(client, head.encode() + body)
+    except OSError:
+        pass
+
+
+class Application(BaseApplication):
+    """gunicorn's settings, and the app that its worker makes by `create()`."""
+
+    def __init__(self, bind, create):
+        self.bind, self.create = bind, create
+        super().__init__()
+
+    def load_config(self):
+        for name, value in {
+            "bind": self.bind, "workers": 1, "worker_class": Worker, "worker_connections": CONNECTIONS,
+            "keepalive": KEEPALIVE, "timeout": HANG, "graceful_timeout": GRACE, "control_socket_disable": True,
+            "limit_request_field_size": 16380, "loglevel": "warning", "proc_name": "sparks",
+        }.items():
+            self.cfg.set(name, value)
+
+    def load(self):
+        return self.create()
+
+
+def run(bind, create):
+    """Serve until a signal ends it. `create()` makes the app, in the worker."""
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    raise_file_limit()
+    check_free(bind)
+    Application(bind, create).run()
+
+
+def raise_file_limit():
+    """Thousands of streams need two descriptors each; the usual soft limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4 * CONNECTIONS if hard == resource.RLIM_INFINITY else min(4 * CONNECTIONS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def check_free(bind):
+    """End with one line if the address cannot be listened on: gunicorn would try for seconds and then say less."""
+    host, _, port = bind.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), int(port)))
+        except OSError as error:
+            sys.exit(f"sparks: cannot listen on {bind}: {error.strerror or error}; set SPARKS_BIND to another address")
+
+
+# ---- what is said at the start
+
+def screen(settings, fleet, names, notes=()):
+    """The start in one screen. `names` are the owners of active keys, `notes` further lines."""
+    where = f"http://{reachable(settings.bind)}"
+    lines = [
+        f"listens at  {settings.bind}   (people use {settings.base_url or where}, everything is explained at {where}/help)",
+        f"fronts      {settings.upstream[0]}",
+        f"engine      {engine_line(fleet, settings.upstream[0])}",
+        f"keys        {key_line(names)}",
+        *notes,
+    ]
+    return "\n".join(["Sparks", *(f"  {line}" for line in lines)])
+
+
+def reachable(bind):
+    """The address at which this machine reaches what it listens on."""
+    return bind.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
+
+
+def engine_line(fleet, upstream):
+    loaded = fleet.models()
+    if not loaded:
+        return f"no answer from {upstream} yet; the gateway looks again every few seconds"
+    return ", ".join(model.id + (f" with {model.context:,} tokens of context" if model.context else "") for model in loaded)
+
+
+def key_line(names):
+    if not names:
+        return "none yet: ./run.sh keys add NAME makes one"
+    return f"{len(names)} active; ./run.sh keys add NAME makes another, ./run.sh keys list shows them"

@@ -1,0 +1,216 @@
+"""Sparks: the front door of a small GPU cluster. The Flask app, and the server that runs it.
+
+    .venv/bin/python sparks.py [--local]            (./run.sh does that, after setting up)
+"""
+from gevent import monkey
+monkey.patch_all()                                  # before any other import: what they bind must be patched already
+
+import argparse
+import hmac
+import logging
+import sys
+from itertools import chain
+from urllib.parse import urlsplit
+
+import gevent
+from flask import Flask, Response, redirect, request
+from werkzeug.exceptions import HTTPException
+from werkzeug.wsgi import ClosingIterator
+
+import call as calls
+import keys
+import local
+import settings as settings_module
+import server
+from admission import Gate
+from dialects import chat
+from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound, Refusal, SettingsError, error_body
+from pages import help as help_page
+from routes import ROUTES
+from stream import dumps
+from upstream import Fleet
+
+log = logging.getLogger("sparks")
+STREAM_HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
+EXISTING = ", ".join(f"{route.method} {route.path}" for route in ROUTES)
+
+
+# ---- the app
+
+def create_app(desk, keyring):
+    """The Flask app over a Desk and a Keyring."""
+    app = Flask(__name__, static_folder=None)
+    app.url_map.strict_slashes = False
+    views = {
+        "/v1/models": lambda: list_models(desk),
+        "/v1/models/{id}": lambda id: one_model(desk, id),
+        "/v1/chat/completions": lambda: serve(desk, chat),
+        "/help": lambda: show_help(desk),
+        "/llms.txt": lambda: show_help(desk),
+        "/healthz": lambda: json_response({"ok": True}),
+    }
+    for route in ROUTES:                            # /help and the 404 message list the same table
+        app.add_url_rule(route.rule, route.path, views[route.path], methods=[route.method])
+    app.add_url_rule("/", "root", lambda: redirect("/help"), methods=["GET"])
+    app.before_request(lambda: admit(desk, keyring))
+    app.after_request(stamp)
+    app.register_error_handler(Exception, refused)
+    app.wsgi_app = owned(desk, app.wsgi_app)
+    return app
+
+
+def owned(desk, wsgi_app):
+    """The one place that makes a Call and releases it, whatever becomes of the response."""
+    def application(environ, start_response):
+        call = environ["sparks.call"] = calls.Call(desk, environ)
+        environ["sparks.close"] = gevent.getcurrent().close_after
+        try:
+            return ClosingIterator(wsgi_app(environ, start_response), call.close)
+        except BaseException:
+            call.close()
+            raise
+    return application
+
+
+def admit(desk, keyring):
+    """The edge, then the key."""
+    call = request.environ["sparks.call"]
+    if not request.path.startswith("/v1"):
+        return
+    call.route = f"{request.method} {request.url_rule or 'unknown'}"
+    secret = desk.settings.edge_secret
+    if secret and not same(request.headers.get("X-Sparks-Edge", ""), secret):
+        raise Forbidden("this request did not come through the public address; use the base URL in /help")
+    if request.routing_exception is None:
+        call.key = keyring.check(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+
+
+def same(given, secret):
+    """Equal, in constant time, for any text."""
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), secret.encode())
+
+
+def stamp(response):
+    """What every response gets; one that is no stream has nothing more to hold."""
+    call = request.environ["sparks.call"]
+    if not response.direct_passthrough:
+        call.settle(response.status_code)
+    response.headers["x-request-id"] = call.id
+    if call.body.large:
+        request.environ["sparks.close"]()           # the rest of its body is not read: the connection ends here
+    return response
+
+
+def serve(desk, dialect):
+    """A request for a completion, through a dialect."""
+    call = request.environ["sparks.call"]
+    body = call.body.read()
+    call.attend()
+    ask = dialect.read(body, desk.fleet)
+    del body
+    if ask.stream is None:
+        return Response(calls.plain(call, ask, dialect.write), mimetype="application/json")
+    events = calls.relay(call, ask)
+    first = next(events)                            # a Refusal here is still an HTTP status
+    return Response(chain([first], events), content_type="text/event-stream; charset=utf-8", headers=STREAM_HEADERS,
+                    direct_passthrough=True)
+
+
+# ---- the small routes
+
+def json_response(value, status=200, headers=None):
+    return Response(dumps(value), status, headers, mimetype="application/json")
+
+
+def model_object(model):
+    context = dict.fromkeys(("max_model_len", "context_length", "context_window"), model.context) if model.context else {}
+    return {"id": model.id, "object": "model", "created": 0, "owned_by": "sparks-gateway", **context}
+
+
+def list_models(desk):
+    return json_response({"object": "list", "data": [model_object(model) for model in desk.fleet.models()]})
+
+
+def one_model(desk, name):
+    return json_response(model_object(desk.fleet.find(name)))
+
+
+def show_help(desk):
+    form = help_page.form_of(request.headers.get("Accept"), request.args.get("format"))
+    body, mimetype = help_page.render(desk.settings, desk.fleet.known, public_address(desk.settings), form)
+    return Response(body, mimetype=mimetype, headers={"Vary": "Accept", "Cache-Control": "no-cache"})
+
+
+def public_address(settings):
+    """The address that people use, without /v1: the setting, else as this request came in."""
+    if settings.base_url:
+        return settings.base_url
+    scheme = request.headers.get("X-Forwarded-Proto", request.scheme).split(",")[0].strip()
+    return f"{scheme if scheme in ('http', 'https') else 'http'}://{request.host}"
+
+
+# ---- refusals
+
+def refused(error):
+    """Any exception as an answer."""
+    if isinstance(error, HTTPException):
+        error = from_werkzeug(error)
+    refusal = calls.ours(error)
+    return json_response(error_body(refusal), refusal.status, refusal.headers)
+
+
+def from_werkzeug(error):
+    where = f"{request.method} {request.path[:200]}"
+    if error.code == 404:
+        return NotFound(f"{where} is nothing here; there are {EXISTING}")
+    if error.code == 405:
+        return MethodNotAllowed(f"{where} is not allowed; there are {EXISTING}")
+    if error.code is not None and 400 <= error.code < 500:
+        return InvalidRequest(f"the request cannot be read: {error.name}", status=error.code)
+    return error
+
+
+# ---- the start
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="sparks", description="Start the gateway. Settings: sparks.example.toml.")
+    parser.add_argument("--local", action="store_true", help="serve a small model on this machine")
+    options = parser.parse_args(arguments)
+    try:
+        settings = settings_module.load()
+        keys.open_database(settings.db)
+    except SettingsError as error:
+        sys.exit(f"sparks: {error}")
+    first_key = keys.first_key() if options.local else None
+    keys.database.close()                           # a connection must not go through the worker's fork
+    if options.local:
+        local.adopt(settings)
+    server.run(settings.bind, lambda: start(settings, options.local, first_key))
+
+
+def start(settings, is_local, first_key):
+    """In the worker: the app, the look at the engine, and the local engine."""
+    keys.open_database(settings.db)
+    fleet = Fleet(settings)
+    desk = calls.Desk(settings, fleet, Gate(settings.max_active))
+    if is_local:
+        local.Engine(urlsplit(settings.upstream[0]).port, log.info).start()
+    gevent.spawn(fleet.watch)
+    gevent.spawn(announce, settings, fleet, is_local, first_key)
+    return create_app(desk, keys.Keyring())
+
+
+def announce(settings, fleet, is_local, first_key):
+    """Say what was started; with a local model, also how to try it, once it answers."""
+    fleet.looked.wait()
+    names = [row.name for row in keys.active()]
+    hint = [] if is_local or fleet.models() else ["            no engine at hand? ./run.sh --local serves a small model here"]
+    print(server.screen(settings, fleet, names, hint), flush=True)
+    if is_local:
+        while not fleet.models():
+            gevent.sleep(0.1)
+        print(local.greeting(f"http://{server.reachable(settings.bind)}", first_key), flush=True)
+
+
+if __name__ == "__main__":
+    main()

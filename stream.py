@@ -1,0 +1,403 @@
+"""Server-sent events, pure: the engine's bytes in, the client's bytes out. No socket, no clock, no greenlet.
+
+A stream is fed whatever the engine's socket gave and answers with what the client's socket gets:
+
+    feed(bytes) -> bytes      whole events only; never the last one
+    alive(note) -> bytes      a comment for a silent moment
+    end() -> bytes            the last event, or a Refusal where the answer is not whole
+    fail(error) -> bytes      the last event of a stream that went wrong
+    .over                     the engine has said its last word: feed no more, call end()
+    .tokens, .usage           how many events carried a token; the engine's own figures, if it gave them
+
+Source: the WHATWG's event stream grammar; OpenAI's chat completion chunks; what vLLM and llama.cpp send.
+"""
+import json
+import re
+
+import orjson
+
+from errors import Refusal, UpstreamError, error_body, from_engine
+
+DONE = b"data: [DONE]\n\n"
+BOM = b"\xef\xbb\xbf"
+MAX_EVENT = 64 << 20                                # bytes; an engine that sends more without a blank line is broken
+OPEN, CLOSE = "<think>", "</think>"
+NAMES = ("reasoning", "reasoning_content")
+
+
+# ---- events
+
+class Events:
+    """Cuts bytes into events, however they arrive. `feed(bytes)` gives the whole ones, as bytes without their
+    blank line; an unfinished tail is kept, and discarded in the end, as the standard says."""
+
+    def __init__(self):
+        self.rest = bytearray()
+        self.after_cr = False                       # the last byte was a CR: an LF that follows belongs to it
+        self.first = True
+
+    def feed(self, data):
+        if self.after_cr or b"\r" in data:
+            data = self.unify(data)
+        if self.rest:
+            seen = max(0, len(self.rest) - 1)
+            self.rest += data
+            if self.rest.find(b"\n\n", seen) < 0:
+                return ()
+            data, self.rest = bytes(self.rest), bytearray()
+        *events, rest = data.split(b"\n\n")
+        if rest:
+            self.rest = bytearray(rest)
+        if self.first and events:
+            self.first = False
+            events[0] = events[0].removeprefix(BOM)
+        return events
+
+    def unify(self, data):
+        """CR, LF and CRLF end a line, and nothing else does: all become LF, also where a CRLF is cut in two."""
+        if self.after_cr and data.startswith(b"\n"):
+            data = data[1:]
+            self.after_cr = False
+        if data:
+            self.after_cr = data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def data_of(event):
+    """An event's data lines joined by LF, or None if it has none (a comment, another field)."""
+    lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines) if lines else None
+
+
+def loads(data):
+    """JSON of an engine, forgiving what Python's own reader forgives, with bad UTF-8 replaced. ValueError if none."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return json.loads(data.decode("utf-8", "replace"))
+
+
+def dumps(value):
+    """JSON as bytes; lone surrogates, which an engine can cut out of a character, stay as escapes."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def data_event(value):
+    return b"data: " + dumps(value) + b"\n\n"
+
+
+# ---- reasoning
+
+class Lead:
+    """The start of a choice's content, where a leaked `<think>…</think>` stands if the engine's parser missed it.
+    `feed` and `flush` give (reasoning, content); once `settled`, all is content and tags are quotations."""
+
+    def __init__(self):
+        self.state, self.held = "start", ""
+
+    @property
+    def settled(self):
+        return self.state == "content"
+
+    def feed(self, text):
+        text, self.held = self.held + text, ""
+        return getattr(self, self.state)(text)
+
+    def flush(self):
+        """What was held back because it could have become a tag."""
+        text, self.held = self.held, ""
+        return (text, "") if self.state == "thinking" else ("", text)
+
+    def start(self, text):
+        bare = text.lstrip()
+        if bare.startswith(OPEN):
+            self.state = "thinking"
+            return self.thinking(bare[len(OPEN):])
+        if OPEN.startswith(bare):
+            self.held = text
+            return "", ""
+        self.state = "content"
+        return "", text
+
+    def thinking(self, text):
+        reasoning, tag, rest = text.partition(CLOSE)
+        if tag:
+            self.state = "closed"
+            return reasoning, self.closed(rest)[1]
+        whole = len(text) - overlap(text, CLOSE)
+        self.held = text[whole:]
+        return text[:whole], ""
+
+    def closed(self, text):
+        text = text.lstrip()
+        if text:
+            self.state = "content"
+        return "", text
+
+    def content(self, text):
+        return "", text
+
+
+def overlap(text, tag):
+    """How many characters at the end of `text` could be the beginning of `tag`."""
+    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)
+
+
+def leaked(content):
+    """(reasoning, content) of a whole message, whose thinking may also have lost its opening tag."""
+    lead = Lead()
+    parts = zip(lead.feed(content), lead.flush())
+    reasoning, rest = map("".join, parts)
+    if not reasoning and lead.settled and rest == content:
+        before, tag, after = content.partition(CLOSE)
+        if tag and OPEN not in before and before[-1:] not in tuple("`'\""):     # in quotes it is talked about
+            return before.strip(), after.lstrip()
+    return reasoning.strip(), rest
+
+
+def rename(message, names, extra=""):
+    """Give a message or delta its reasoning under `names`, `extra` added. Returns whether anything changed."""
+    had = {name: message[name] for name in NAMES if name in message}
+    value = next((text for text in had.values() if isinstance(text, str) and text), "") + extra
+    wanted = dict.fromkeys(names, value) if value else {}
+    if had == wanted:
+        return False
+    for name in had:
+        del message[name]
+    message.update(wanted)
+    return True
+
+
+# ---- tool calls
+
+class Calls:
+    """Tells the tool calls of one choice apart. Engines forget the index, or use one index for two calls."""
+
+    def __init__(self):
+        self.by_id, self.by_index = {}, {}          # an engine's id, an engine's index -> the true index
+        self.count, self.named = 0, False           # calls so far; whether the last one has its name
+
+    def place(self, call, completion):
+        """Set the true index of a delta's call (a dict, changed in place). Returns whether anything changed."""
+        before = dict(call)
+        theirs, ident = call.get("index"), call.get("id")
+        name = (call.get("function") or {}).get("name")
+        if ident in self.by_id:
+            index = self.by_id[ident]
+        elif theirs in self.by_index and not (ident and name):
+            index = self.by_index[theirs]
+            call.pop("id", None)                    # an id made anew for each piece would read as another call
+        elif theirs is None and not ident and self.count and not (name and self.named):
+            index = self.count - 1
+        else:
+            index = self.open(call, completion)
+        self.by_index[theirs] = call["index"] = index
+        self.named = self.named or bool(name)
+        return call != before
+
+    def open(self, call, completion):
+        index, self.count, self.named = self.count, self.count + 1, False
+        if not call.get("id"):
+            call["id"] = f"call_{completion}_{index}"       # without one the client could not send its result back
+        self.by_id[call["id"]] = index
+        return index
+
+
+# ---- chat completion chunks
+
+# A reasoning string inside an event. Quotes inside JSON strings are escaped, so this cannot match in a text.
+REASONING = re.compile(rb'"(reasoning(?:_content)?)":("[^"\\]*(?:\\.[^"\\]*)*")')
+
+
+class Choice:
+    """What is known of one choice of a completion."""
+
+    def __init__(self):
+        self.lead, self.calls, self.finished = Lead(), Calls(), False
+
+
+class ChatStream:
+    """A chat completion stream on its way from engine to client.
+
+    names    the names under which the client gets the reasoning
+    usage    whether the client asked for the usage chunk (the engine is always asked)
+    choices  the request's `n`
+
+    Most events go through as the bytes they are: only one that must change, or that says something about the
+    stream's end, is parsed.
+    """
+
+    def __init__(self, names=NAMES, usage=False, choices=1):
+        self.names, self.wants_usage = names, usage
+        self.raw_names = tuple(name.encode() for name in names)
+        self.one = choices == 1
+        self.events, self.choices = Events(), {}
+        self.settled = False                        # no leaked tag can come any more: content needs no look
+        self.over, self.fault = False, None
+        self.tokens, self.usage = 0, None
+
+    def feed(self, data):
+        out = []
+        for event in self.events.feed(data):
+            if self.over:
+                break
+            out.append(self.quick(event) or self.look(event))
+        if len(self.events.rest) > MAX_EVENT:
+            self.break_off(UpstreamError("the engine sent an event that does not end"))
+        return b"".join(out)
+
+    def alive(self, note="keep-alive"):
+        return b": %b\n\n" % note.encode()
+
+    def end(self):
+        if self.fault:
+            raise self.fault
+        if not self.choices or not all(choice.finished for choice in self.choices.values()):
+            raise UpstreamError("the engine broke off before the answer was finished; send the request again")
+        return DONE
+
+    def fail(self, error):
+        return data_event(error_body(error))
+
+    def whole(self, completion):
+        """Feed a plain completion (a dict): what an engine gave that does not stream."""
+        head = {name: completion.get(name) for name in ("id", "created", "model")}
+        head["object"] = "chat.completion.chunk"
+        chunks = [{**head, "choices": [chunk_of(choice)]} for choice in completion.get("choices") or []]
+        chunks.append({**head, "choices": [], "usage": completion.get("usage")})
+        return self.feed(b"".join(map(data_event, chunks)) + DONE)
+
+    # -- an event
+
+    def quick(self, event):
+        """The event for the client where bytes tell enough, else None."""
+        if not (self.one and event.startswith(b"data: {") and b'"finish_reason":null' in event
+                and (self.settled or b'"content":' not in event) and b'"tool_calls"' not in event
+                and b'"usage"' not in event and b'"error"' not in event and b"\n" not in event and sound(event)):
+            return None
+        if b'"reasoning' in event:
+            event = self.renamed(event)
+            if event is None:
+                return None
+        self.tokens += 1
+        return event + b"\n\n"
+
+    def renamed(self, event):
+        found = REASONING.search(event)
+        if not found or event.count(b'"reasoning') > 1:
+            return None
+        if self.raw_names == (found[1],):
+            return event
+        fields = b",".join(b'"%b":%b' % (name, found[2]) for name in self.raw_names)
+        return event[:found.start()] + fields + event[found.end():]
+
+    def look(self, event):
+        """The event for the client, parsed; empty where there is nothing to say."""
+        data = data_of(event)
+        if data is None or not data.strip():
+            return b""
+        if data.strip() == b"[DONE]":
+            self.over = True
+            return b""
+        try:
+            chunk = loads(data)
+        except (ValueError, RecursionError):
+            chunk = None
+        if not isinstance(chunk, dict):
+            return self.break_off(UpstreamError("the engine sent an event that cannot be read"))
+        if chunk.get("error") or chunk.get("object") == "error":
+            return self.break_off(from_engine(None, chunk))
+        return self.chunk(chunk, data)
+
+    def break_off(self, fault):
+        self.over, self.fault = True, fault
+        return b""
+
+    def chunk(self, chunk, data):
+        choices = chunk.get("choices")
+        choices = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+        changed = self.take_usage(chunk, choices)
+        if changed is None:
+            return b""
+        empty = [self.choice(choice, chunk) for choice in choices]
+        if any(state is None for state in empty):
+            choices = [choice for choice, state in zip(choices, empty) if state is not None]
+            if not choices:
+                return b""
+            chunk["choices"] = choices
+            changed = True
+        if self.one:
+            self.settled = all(choice.lead.settled for choice in self.choices.values()) and bool(self.choices)
+        if changed or any(empty) or b"\n" in data or not sound(data):
+            return data_event(chunk)
+        return b"data: " + data + b"\n\n"
+
+    def take_usage(self, chunk, choices):
+        """Note the usage, and take it off for a client that did not ask. Returns whether the chunk changed,
+        or None if nothing is left of it."""
+        if "usage" not in chunk:
+            return False
+        if isinstance(chunk["usage"], dict):
+            self.usage = chunk["usage"]
+            if not choices and not self.wants_usage:
+                return None
+        if not self.wants_usage:
+            del chunk["usage"]
+            return True
+        if not choices and chunk.get("choices") != []:
+            chunk["choices"] = []                   # the SDKs iterate it
+            return True
+        return False
+
+    def choice(self, choice, chunk):
+        """Mend one choice in place. Returns whether it changed, or None if nothing is left of it."""
+        index = choice.get("index")
+        state = self.choices.setdefault(index if isinstance(index, int) else 0, Choice())
+        delta = choice.get("delta")
+        if not isinstance(delta, dict):
+            delta = choice["delta"] = {}
+        finishes = choice.get("finish_reason") is not None
+        held_back = delta.get("content")
+        changed = self.mend_text(delta, state, finishes)
+        for call in delta.get("tool_calls") or []:
+            if isinstance(call, dict):
+                changed = state.calls.place(call, chunk.get("id") or "0") or changed
+        state.finished = state.finished or finishes
+        says = any(delta.get(name) for name in ("content", "tool_calls", "refusal", *NAMES))
+        self.tokens += bool(says or finishes)
+        if held_back and not says and not finishes and "role" not in delta and not choice.get("logprobs"):
+            return None
+        return changed
+
+    def mend_text(self, delta, state, finishes):
+        reasoning, content = "", delta.get("content")
+        if isinstance(content, str) and content and not state.lead.settled:
+            reasoning, content = state.lead.feed(content)
+        if finishes and state.lead.held:
+            last = state.lead.flush()
+            reasoning, content = reasoning + last[0], (content or "") + last[1]
+        changed = content != delta.get("content")
+        if changed:
+            delta["content"] = content
+            if not content and "role" not in delta:
+                del delta["content"]
+        return rename(delta, self.names, reasoning) or changed
+
+
+def sound(data):
+    """Whether bytes are UTF-8."""
+    if data.isascii():
+        return True
+    try:
+        return bool(data.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def chunk_of(choice):
+    """A whole choice as the only chunk of its stream."""
+    return {"index": choice.get("index", 0), "delta": choice.get("message") or {},
+            "logprobs": choice.get("logprobs"), "finish_reason": choice.get("finish_reason")}

@@ -1,0 +1,179 @@
+"""Reasoning: every word in every table, as payload in and payload out."""
+import copy
+
+import pytest
+
+from errors import InvalidRequest
+from reasoning import FIELDS, TABLES, UNCHANGED, WORDS, rows, translate
+
+OFF = {"chat_template_kwargs": {"enable_thinking": False}}
+ON = {"chat_template_kwargs": {"enable_thinking": True}}
+NOTHING = {}
+
+
+def glm(effort):
+    return {"chat_template_kwargs": {"enable_thinking": True, "reasoning_effort": effort}}
+
+
+def kwarg(effort):
+    return {"chat_template_kwargs": {"reasoning_effort": effort}}
+
+
+def field(effort):
+    return {"reasoning_effort": effort}
+
+
+def deepseek(thinking):
+    return {"chat_template_kwargs": {"thinking": thinking}}
+
+
+# Per table: none, minimal, low, medium, high, xhigh, max; then think: false and think: true.
+EXPECTED = {
+    "glm": [OFF, OFF, glm("low"), glm("high"), glm("high"), glm("max"), glm("max"), OFF, ON],
+    "no-switch": [kwarg("low"), kwarg("low"), kwarg("low"), kwarg("high"), kwarg("high"), kwarg("max"), kwarg("max"),
+                  kwarg("low"), NOTHING],
+    "qwen": [OFF, OFF, ON, ON, ON, ON, ON, OFF, ON],
+    "deepseek": [deepseek(False), deepseek(False), *[deepseek(True)] * 5, deepseek(False), deepseek(True)],
+    "gpt-oss": [field("low"), field("low"), field("low"), field("medium"), field("high"), field("high"), field("high"),
+                field("low"), NOTHING],
+    "none": [NOTHING] * 9,
+}
+CASES = [(table, word, after) for table, row in EXPECTED.items() for word, after in zip(WORDS, row)]
+THINK = [(table, think, row[7 + think]) for table, row in EXPECTED.items() for think in (False, True)]
+
+
+def translated(payload, table="glm"):
+    before = copy.deepcopy(TABLES)
+    payload = copy.deepcopy(payload)
+    assert translate(payload, table) is None
+    assert TABLES == before
+    return payload
+
+
+def test_every_table_and_word_is_expected_here():
+    assert list(EXPECTED) == list(TABLES)
+    assert all(tuple(table.levels) == WORDS for table in TABLES.values())
+
+
+@pytest.mark.parametrize("table, word, after", CASES)
+def test_words(table, word, after):
+    assert translated({"model": "m", "reasoning_effort": word}, table) == {"model": "m", **after}
+    assert translated({"reasoning": {"effort": word, "summary": "auto"}}, table) == after
+
+
+@pytest.mark.parametrize("table, think, after", THINK)
+def test_think(table, think, after):
+    assert translated({"think": think}, table) == after
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_nothing_asked_nothing_sent(table):
+    assert translated({"model": "m"}, table) == {"model": "m"}
+    assert translated({"reasoning_effort": None, "reasoning": None, "think": None}, table) == {}
+    assert translated({"reasoning": {}}, table) == {}
+    assert translated({"reasoning": {"effort": None}}, table) == {}
+
+
+@pytest.mark.parametrize("payload, after", [
+    ({"reasoning_effort": "none", "reasoning": {"effort": "max"}, "think": True}, OFF),
+    ({"reasoning": {"effort": "low"}, "think": False}, glm("low")),
+    ({"reasoning_effort": None, "reasoning": {"effort": "low"}}, glm("low")),
+    ({"reasoning_effort": None, "think": False}, OFF),
+])
+def test_the_most_exact_control_wins(payload, after):
+    assert translated(payload) == after
+
+
+# ---- native switches
+
+@pytest.mark.parametrize("table, kwargs", [
+    ("glm", {"enable_thinking": True}),
+    ("glm", {"enable_thinking": False, "other": 1}),
+    ("glm", {"reasoning_effort": "max"}),
+    ("no-switch", {"enable_thinking": False}),
+    ("no-switch", {"reasoning_effort": "high"}),
+    ("qwen", {"enable_thinking": True}),
+    ("deepseek", {"thinking": False}),
+    ("deepseek", {"enable_thinking": False}),
+    ("gpt-oss", {"reasoning_effort": "low"}),
+    ("none", {"enable_thinking": True}),
+])
+def test_a_native_switch_cancels_the_translation(table, kwargs):
+    payload = {"reasoning_effort": "low", "reasoning": {"effort": "low"}, "think": True, "chat_template_kwargs": kwargs}
+    assert translated(payload, table) == {"chat_template_kwargs": kwargs}
+
+
+def test_other_kwargs_stay():
+    assert translated({"reasoning_effort": "low", "chat_template_kwargs": {"clear_thinking": False}}) == {
+        "chat_template_kwargs": {"clear_thinking": False, "enable_thinking": True, "reasoning_effort": "low"}}
+    assert translated({"chat_template_kwargs": {"clear_thinking": False}}) == {
+        "chat_template_kwargs": {"clear_thinking": False}}
+
+
+def test_a_native_null_cancels_nothing():
+    assert translated({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": None}}) == OFF
+    assert translated({"reasoning_effort": "none", "chat_template_kwargs": None}) == OFF
+
+
+def test_the_clients_own_kwargs_are_not_changed_in_place():
+    kwargs = {"a": 1}
+    translate({"reasoning_effort": "low", "chat_template_kwargs": kwargs}, "glm")
+    assert kwargs == {"a": 1}
+
+
+# ---- mistakes
+
+NAMES = "none, minimal, low, medium, high, xhigh, max"
+
+
+@pytest.mark.parametrize("payload, param, message", [
+    ({"reasoning_effort": "turbo"}, "reasoning_effort", f"reasoning_effort must be one of: {NAMES}"),
+    ({"reasoning_effort": "High"}, "reasoning_effort", f"reasoning_effort must be one of: {NAMES}"),
+    ({"reasoning_effort": ""}, "reasoning_effort", f"reasoning_effort must be one of: {NAMES}"),
+    ({"reasoning_effort": 3}, "reasoning_effort", f"reasoning_effort must be one of: {NAMES}"),
+    ({"reasoning_effort": ["low"]}, "reasoning_effort", f"reasoning_effort must be one of: {NAMES}"),
+    ({"reasoning_effort": {}}, "reasoning_effort", f"reasoning_effort must be one of: {NAMES}"),
+    ({"reasoning": {"effort": "turbo"}}, "reasoning.effort", f"reasoning.effort must be one of: {NAMES}"),
+    ({"reasoning": {"effort": False}}, "reasoning.effort", f"reasoning.effort must be one of: {NAMES}"),
+    ({"reasoning": "high"}, "reasoning", 'reasoning must be an object such as {"effort": "high"}'),
+    ({"reasoning": True}, "reasoning", 'reasoning must be an object such as {"effort": "high"}'),
+    ({"think": "yes"}, "think", "think must be true or false; for more, use reasoning_effort"),
+    ({"think": 1}, "think", "think must be true or false; for more, use reasoning_effort"),
+    ({"chat_template_kwargs": []}, "chat_template_kwargs", "chat_template_kwargs must be an object"),
+    ({"chat_template_kwargs": "x"}, "chat_template_kwargs", "chat_template_kwargs must be an object"),
+])
+@pytest.mark.parametrize("table", TABLES)
+def test_mistakes(table, payload, param, message):
+    with pytest.raises(InvalidRequest) as caught:
+        translated(payload, table)
+    assert (caught.value.param, caught.value.message) == (param, message)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_request")
+
+
+# ---- what people are told
+
+def test_rows_of_glm_are_those_of_the_specification():
+    assert rows("glm") == [
+        (["none", "minimal"], "Thinking off (fastest)"),
+        (["low"], "Short thinking"),
+        (["medium", "high"], "Long thinking"),
+        (["xhigh", "max"], "Longest thinking"),
+    ]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_rows_name_every_word_once(table):
+    assert [word for words, _ in rows(table) for word in words] == list(WORDS)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_effects_are_true(table):
+    """Only what sends something claims an effect, and only what switches off claims to."""
+    for level in TABLES[table].levels.values():
+        assert (level.effect == UNCHANGED) == (not level.kwargs and not level.fields)
+        assert level.effect.startswith("Thinking off") == (False in level.kwargs.values())
+
+
+def test_fields():
+    assert FIELDS == {"both": ("reasoning", "reasoning_content"), "reasoning": ("reasoning",),
+                      "reasoning_content": ("reasoning_content",)}

@@ -1,0 +1,251 @@
+"""Settings: the example file against the code, and the ways to set things, right and wrong."""
+import re
+import tomllib
+
+import pytest
+
+import reasoning
+import settings
+from errors import SettingsError
+from settings import MODEL_KEYS, SETTINGS
+
+EXAMPLE = settings.HOME / "sparks.example.toml"
+MARK = re.compile(r"^#(?=[a-z_]+ = |\[)", re.M)      # a setting that is commented out; prose has a space after the mark
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """No sparks.toml of the machine's owner gets in the way."""
+    monkeypatch.setattr(settings, "HOME", tmp_path)
+    return tmp_path
+
+
+def load(text="", **variables):
+    """Settings from the text of a sparks.toml and variables without their SPARKS_; warnings fail."""
+    (settings.HOME / "sparks.toml").write_text(text, encoding="utf-8")
+    return settings.load({"SPARKS_" + name.upper(): value for name, value in variables.items()}, warn=pytest.fail)
+
+
+def refusal(text="", **variables):
+    with pytest.raises(SettingsError) as caught:
+        load(text, **variables)
+    return str(caught.value)
+
+
+# ---- the example file
+
+def example(uncommented=True):
+    text = EXAMPLE.read_text(encoding="utf-8")
+    return tomllib.loads(MARK.sub("", text) if uncommented else text)
+
+
+def test_example_sets_nothing_by_itself():
+    assert example(uncommented=False) == {}
+
+
+def test_example_has_every_setting_in_order_with_its_default():
+    table = example()
+    models = table.pop("models")
+    assert list(table.items()) == [(s.name, "" if s.default is None else s.default) for s in SETTINGS]
+    assert [(name, list(model)) for name, model in models.items()] == [("glm-5.3-flash", list(MODEL_KEYS))]
+
+
+def test_example_uncommented_is_the_same_as_no_file():
+    with_file = vars(load(MARK.sub("", EXAMPLE.read_text(encoding="utf-8"))))
+    model, = with_file.pop("models")
+    without = vars(load())
+    assert without.pop("models") == []
+    assert with_file == without
+    assert vars(model) == {
+        "id": "glm-5.3-flash", "engine": "GLM-5.3-Flash-EXL3", "aliases": ["glm", "claude-*", "gpt-*"], "default": True,
+        "effort": "glm", "reasoning_field": "both", "context": 850000}
+
+
+def test_example_explains_every_setting():
+    text = EXAMPLE.read_text(encoding="utf-8")
+    for name in [s.name for s in SETTINGS] + list(MODEL_KEYS):
+        assert re.search(rf"^# .*\n#{name} = ", text, re.M), f"no comment above {name}"
+    for setting in SETTINGS:
+        assert setting.variable in text or setting.name == "upstream_key"
+
+
+@pytest.mark.parametrize("name", reasoning.TABLES)
+def test_example_says_what_each_effort_table_does(name):
+    about = re.escape(reasoning.TABLES[name].about)
+    assert re.search(rf'^#   "{name}" +{about}', EXAMPLE.read_text(encoding="utf-8"), re.M)
+
+
+# ---- defaults and precedence
+
+def test_defaults(home):
+    assert vars(load()) == {
+        "upstream": ["http://127.0.0.1:8000"], "upstream_key": None, "model": None, "bind": "127.0.0.1:8080",
+        "db": home / "sparks.db", "base_url": None, "description": None, "operator": None, "edge_secret": None,
+        "max_active": 8, "keepalive": 15, "stall_timeout": 300, "answer_timeout": 1800, "poll": 5,
+        "reasoning_field": "both", "max_body": 100 << 20, "max_bodies": 1 << 30, "models": []}
+
+
+def test_variables_win_over_the_file():
+    assert load("max_active = 3").max_active == 3
+    assert load("max_active = 3", max_active="4").max_active == 4
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_empty_counts_as_not_set(empty):
+    assert load("max_active = 3", max_active=empty).max_active == 3
+    assert load('operator = ""', operator=empty).operator is None
+    assert load(upstream=empty).upstream == ["http://127.0.0.1:8000"]
+
+
+def test_config_names_another_file(tmp_path):
+    path = tmp_path / "other.toml"
+    path.write_text("poll = 0.5")
+    assert settings.load({"SPARKS_CONFIG": str(path)}, warn=pytest.fail).poll == 0.5
+
+
+def test_config_that_is_missing(tmp_path):
+    assert refusal(config=str(tmp_path / "none.toml")) == f"SPARKS_CONFIG: there is no file {tmp_path / 'none.toml'}"
+
+
+def test_unknown_variables_only_warn_and_a_clients_are_silent():
+    lines = []
+    settings.load({"SPARKS_MAX_ACTIV": "1", "SPARKS_API_KEY": "sk-sparks-x", "PATH": "/bin"}, warn=lines.append)
+    assert lines == [
+        "warning: SPARKS_MAX_ACTIV is no setting of Sparks and is ignored; sparks.example.toml lists them all"]
+
+
+# ---- values
+
+@pytest.mark.parametrize("name, text, value", [
+    ("upstream", "http://a:1, http://b:2/v1 ,", ["http://a:1", "http://b:2"]),
+    ("upstream", "https://engine/v1/", ["https://engine"]),
+    ("upstream", "http://[::1]:8000/", ["http://[::1]:8000"]),
+    ("upstream", "http://host/prefix/v1", ["http://host/prefix"]),
+    ("upstream_key", " key ", "key"),
+    ("model", " GLM 5 ", "GLM 5"),
+    ("bind", "0.0.0.0:80", "0.0.0.0:80"),
+    ("bind", "[::]:8080", "[::]:8080"),
+    ("base_url", "https://sparks.example.net/v1", "https://sparks.example.net"),
+    ("base_url", "https://sparks.example.net/", "https://sparks.example.net"),
+    ("max_active", "1", 1),
+    ("max_active", "100000", 100000),
+    ("keepalive", "0.1", 0.1),
+    ("stall_timeout", "86400", 86400),
+    ("reasoning_field", "reasoning", "reasoning"),
+    ("reasoning_field", "reasoning_content", "reasoning_content"),
+    ("max_body", "1", 1),
+    ("max_body", "512 B", 512),
+    ("max_body", "1.5kb", 1536),
+    ("max_body", " 3 MB ", 3 << 20),
+    ("max_body", "2GB", 2 << 30),
+])
+def test_values(name, text, value):
+    assert getattr(load(**{name: text}), name) == value
+
+
+def test_values_of_the_file_may_have_their_own_types():
+    values = load('upstream = ["http://a:1", "http://b:2/v1"]\nmax_body = 1024\nkeepalive = 0.5\nmax_active = 2')
+    assert (values.upstream, values.max_body, values.keepalive, values.max_active) == (
+        ["http://a:1", "http://b:2"], 1024, 0.5, 2)
+
+
+def test_database_beside_run_sh_or_absolute(home):
+    assert load(db="sqlite:///data/s.db").db == home / "data/s.db"
+    assert str(load(db="sqlite:////var/lib/s.db").db) == "/var/lib/s.db"
+
+
+ADDRESS = "must be an address such as http://127.0.0.1:8000"
+ACTIVE = "must be a whole number from 1 to 100000"
+
+
+@pytest.mark.parametrize("name, text, message", [
+    ("upstream", "127.0.0.1:8000", ADDRESS),
+    ("upstream", "ftp://a", ADDRESS),
+    ("upstream", "http://", ADDRESS),
+    ("upstream", "http://a:99999", ADDRESS),
+    ("upstream", "http://a:b", ADDRESS),
+    ("upstream", "http://a?x=1", ADDRESS),
+    ("upstream", "http://me:secret@a", ADDRESS),
+    ("upstream", "http://a, b", ADDRESS),
+    ("base_url", "sparks.example.net", ADDRESS),
+    ("upstream_key", "two words", "must be printable ASCII without spaces"),
+    ("edge_secret", "schlüssel", "must be printable ASCII without spaces"),
+    ("bind", "8080", "must be HOST:PORT, such as 127.0.0.1:8080"),
+    ("bind", "127.0.0.1:0", "must be HOST:PORT, such as 127.0.0.1:8080"),
+    ("bind", "::1:8080", "must be HOST:PORT, such as 127.0.0.1:8080"),
+    ("bind", "127.0.0.1:65536", "must be HOST:PORT, such as 127.0.0.1:8080"),
+    ("db", "sparks.db", "must be sqlite:///FILE (beside run.sh) or sqlite:////absolute/FILE"),
+    ("db", "sqlite:///", "must be sqlite:///FILE (beside run.sh) or sqlite:////absolute/FILE"),
+    ("max_active", "0", ACTIVE),
+    ("max_active", "100001", ACTIVE),
+    ("max_active", "1.5", ACTIVE),
+    ("max_active", "many", ACTIVE),
+    ("keepalive", "0", "must be seconds from 0.1 to 3600"),
+    ("keepalive", "nan", "must be seconds from 0.1 to 3600"),
+    ("keepalive", "3601", "must be seconds from 0.1 to 3600"),
+    ("stall_timeout", "-1", "must be seconds from 0.1 to 86400"),
+    ("answer_timeout", "inf", "must be seconds from 0.1 to 86400"),
+    ("poll", "5s", "must be seconds from 0.05 to 3600"),
+    ("reasoning_field", "thoughts", "must be one of both, reasoning, reasoning_content"),
+    ("max_body", "0", 'must be a size such as "100 MB"'),
+    ("max_body", "-1 MB", 'must be a size such as "100 MB"'),
+    ("max_body", "1 TB", 'must be a size such as "100 MB"'),
+    ("max_bodies", "plenty", 'must be a size such as "100 MB"'),
+])
+def test_out_of_range(name, text, message):
+    assert refusal(**{name: text}) == f"SPARKS_{name.upper()} {message}"
+    assert refusal(f"{name} = '{text}'") == f"sparks.toml: {name} {message}"
+
+
+@pytest.mark.parametrize("text, message", [
+    ("max_activ = 1", "sparks.toml: there is no setting 'max_activ'; sparks.example.toml lists them all"),
+    ("[poll]\nx = 1", "sparks.toml: poll must be seconds from 0.05 to 3600"),
+    ("max_active = true", f"sparks.toml: max_active {ACTIVE}"),
+    ("max_active = 2.0", f"sparks.toml: max_active {ACTIVE}"),
+    ("max_active = [1]", f"sparks.toml: max_active {ACTIVE}"),
+    ("keepalive = true", "sparks.toml: keepalive must be seconds from 0.1 to 3600"),
+    ("max_body = true", 'sparks.toml: max_body must be a size such as "100 MB"'),
+    ("operator = 5", "sparks.toml: operator must be a text"),
+    ("upstream = 8000", "sparks.toml: upstream must be a text"),
+    ("reasoning_field = ['both']", "sparks.toml: reasoning_field must be one of both, reasoning, reasoning_content"),
+    ("models = 1", 'sparks.toml: models must hold tables such as [models."glm-5.3-flash"]'),
+    ("[models]\nglm = 1", 'sparks.toml: models must hold tables such as [models."glm-5.3-flash"]'),
+    ("[models.glm]\nname = 'x'", 'sparks.toml: models."glm".name is unknown; there are ' + ", ".join(MODEL_KEYS)),
+    ("[models.glm]\ncontext = 0", f'sparks.toml: models."glm".context must be a whole number from 1 to {1 << 40}'),
+    ("[models.glm]\neffort = 'x'", 'sparks.toml: models."glm".effort must be one of ' + ", ".join(reasoning.TABLES)),
+    ("[models.glm]\naliases = 'glm-*'", 'sparks.toml: models."glm".aliases must be a list of names'),
+    ("[models.glm]\naliases = ['']", 'sparks.toml: models."glm".aliases must be a list of names'),
+    ("[models.glm]\ndefault = 1", 'sparks.toml: models."glm".default must be true or false'),
+    ("[models.a]\ndefault = true\n[models.b]\ndefault = true", "sparks.toml: only one model can be the default"),
+])
+def test_wrong_files(text, message):
+    assert refusal(text) == message
+
+
+def test_a_file_that_is_no_toml():
+    message = refusal("max_active = ")
+    assert message.startswith("sparks.toml cannot be read: ") and "\n" not in message
+
+
+def test_a_file_in_another_encoding(home):
+    (home / "sparks.toml").write_bytes("operator = 'Jürgen'".encode("latin-1"))
+    with pytest.raises(SettingsError, match=r"^sparks\.toml cannot be read: .*"):
+        settings.load({}, warn=pytest.fail)
+
+
+# ---- models
+
+def test_models_of_the_file():
+    first, second = load('[models."glm-5.3-flash"]\nengine = "GLM"\ndefault = true\n'
+                         '[models.tiny]\neffort = "none"').models
+    assert first == settings.ModelEntry("glm-5.3-flash", engine="GLM", default=True)
+    assert second == settings.ModelEntry("tiny", effort="none")
+
+
+@pytest.mark.parametrize("name, answers", [
+    ("glm-5.3-flash", True), ("GLM-5.3-Flash", True), ("claude-sonnet-4-5", True), ("Claude-X", True), ("glm", True),
+    ("claude", False), ("glm-5", False), ("my-claude-x", False), ("", False),
+])
+def test_model_names(name, answers):
+    model, = load('[models."glm-5.3-flash"]\naliases = ["claude-*", "GLM"]').models
+    assert model.answers_to(name) is answers

@@ -1,0 +1,205 @@
+"""Models and engines: what is loaded, which engine answers, send, count."""
+import logging
+import posixpath
+from dataclasses import dataclass, field
+
+import orjson
+import requests
+from gevent.event import Event
+
+from errors import ModelNotFound, ModelUnavailable, RETRY_AFTER
+from http1 import Off, Pool
+from settings import ModelEntry
+
+log = logging.getLogger("sparks")
+LOOK_TIMEOUT = 10                                   # seconds for a look at the engine
+MISSES = 2                                          # looks that may time out before a busy engine counts as off
+FIRST_LOOK = 2                                      # seconds that a request waits for the very first look
+
+
+@dataclass
+class Model:
+    """A model as people see it.
+
+    id, aliases      its public names; `engine_id` the engine's own
+    context          tokens, or None while the engine has not said
+    effort           a table of reasoning.TABLES;  reasoning_field  a key of reasoning.FIELDS
+    loaded           whether its engine serves it right now
+    """
+    id: str
+    engine_id: str | None = None
+    aliases: list = field(default_factory=list)
+    default: bool = False
+    effort: str = "glm"
+    reasoning_field: str = "both"
+    context: int | None = None
+    loaded: bool = False
+    entry: ModelEntry | None = None
+    engine: "Engine | None" = None
+
+    def answers_to(self, name):
+        """Whether `name` means this model: its id, an alias, the engine's id or its file's name, ignoring case."""
+        own = (self.id, self.engine_id, posixpath.basename(self.engine_id or ""))
+        name = name.lower()
+        return any(name in (known.lower(), known.lower().removesuffix(".gguf")) for known in (*own, *self.aliases) if known) \
+            or bool(self.entry and self.entry.answers_to(name))
+
+
+class Engine:
+    """One engine: its address, its connections, and what the last look at it showed."""
+
+    def __init__(self, url, key=None):
+        self.url = url
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.pool = Pool(url)
+        self.http = requests.Session()
+        self.http.trust_env = False                 # no proxy, and no ~/.netrc in place of our key
+        self.served = None                          # its models as it lists them; None: off
+        self.misses = 0
+
+    def look(self):
+        """Ask the engine what it serves. Whatever goes wrong means that it is off."""
+        try:
+            health = self.get("/health")
+            listed = self.get("/v1/models")
+            served = listed.json()["data"] if listed.status_code == 200 and health.status_code < 500 else None
+            self.served = [model for model in served or () if isinstance(model.get("id"), str)] or None
+            self.misses = 0
+        except requests.Timeout:                    # busy, perhaps: one slow answer is no reason to send people away
+            self.misses += 1
+            if self.misses >= MISSES:
+                self.served = None
+        except (requests.RequestException, ValueError, KeyError, TypeError, AttributeError):
+            self.served = None
+        self.pool.prune()
+
+    def get(self, path):
+        return self.http.get(self.url + path, headers=self.headers, timeout=LOOK_TIMEOUT, allow_redirects=False)
+
+
+class Fleet:
+    """The engines and their models. `watch` looks at the engines every `settings.poll` seconds, for ever."""
+
+    def __init__(self, settings):
+        self.settings = settings
+        self.engine = Engine(settings.upstream[0], settings.upstream_key)
+        self.known = []
+        self.remember([self.from_entry(entry, None) for entry in settings.models] or self.named())
+        self.looked, self.hurry = Event(), Event()
+
+    # -- what there is
+
+    def models(self):
+        """The models that are loaded right now."""
+        return [model for model in self.known if model.loaded]
+
+    def find(self, name):
+        """The Model that a client means by `name` (None: the default). Raises ModelNotFound, ModelUnavailable."""
+        self.looked.wait(FIRST_LOOK)
+        if name is None:
+            found = next((model for model in self.known if model.default), None)
+        else:
+            found = next((model for model in self.known if model.answers_to(name)), None)
+        if found is None and self.known and name is not None:
+            ids = ", ".join(model.id for model in self.known)
+            raise ModelNotFound(f"there is no model {name[:100]!r} here; there is {ids} (see GET /v1/models)", "model")
+        if found is None or not found.loaded:
+            raise ModelUnavailable(f"the model {found.id if found else ''} is not loaded right now; try again later"
+                                   .replace("  ", " "), retry_after=RETRY_AFTER)
+        return found
+
+    # -- looking
+
+    def watch(self):
+        while True:
+            self.look()
+            self.hurry.wait(self.settings.poll)
+            self.hurry.clear()
+
+    def look(self):
+        before = [model.id for model in self.models()]
+        self.engine.look()
+        self.learn(self.engine.served)
+        self.looked.set()
+        after = [model.id for model in self.models()]
+        if before != after:
+            log.info("models loaded: %s", ", ".join(after) or f"none; no engine answers at {self.engine.url}")
+
+    def learn(self, served):
+        """Bring `known` up to date with what the engine lists. What was known stays known while it is off."""
+        for model in self.known:
+            model.loaded = False
+        if not served:
+            return
+        families = family(served)
+        if self.settings.models:
+            self.remember([self.from_entry(entry, self.pick(entry, families)) for entry in self.settings.models])
+        elif self.settings.model:
+            names = self.match(self.settings.model, families) or families[0]
+            self.remember([self.describe(self.settings.model, names)])
+        else:
+            self.remember([self.describe(names[0]["id"], names) for names in families])
+
+    def remember(self, models):
+        if models and not any(model.default for model in models):
+            models[0].default = True
+        self.known = models
+
+    def named(self):
+        """What SPARKS_MODEL alone tells of the model."""
+        return [Model(name, reasoning_field=self.settings.reasoning_field) for name in [self.settings.model] if name]
+
+    def pick(self, entry, families):
+        """The engine's names for a configured model; the only model there is needs no mention."""
+        if entry.engine:
+            return self.match(entry.engine, families)
+        found = self.match(entry.id, families)
+        return found or (families[0] if len(families) == 1 and len(self.settings.models) == 1 else None)
+
+    @staticmethod
+    def match(name, families):
+        return next((names for names in families if any(name.lower() == one["id"].lower() for one in names)), None)
+
+    def from_entry(self, entry, names):
+        model = self.describe(entry.id, names) if names else Model(entry.id)
+        model.entry, model.default, model.effort = entry, entry.default, entry.effort
+        model.aliases = entry.aliases
+        model.context = entry.context or model.context
+        model.reasoning_field = entry.reasoning_field or self.settings.reasoning_field
+        return model
+
+    def describe(self, public, names):
+        """A Model from the engine's entries for it."""
+        first = names[0]
+        others = [one["id"] for one in names[1:]] + [base for base in [posixpath.basename(first.get("root") or "")] if base]
+        return Model(public, first["id"], [name for name in others if name != public], context=context_of(first),
+                     loaded=True, engine=self.engine, reasoning_field=self.settings.reasoning_field)
+
+    # -- work
+
+    def send(self, ask, request_id):
+        """POST an Ask to its engine and give the Answer. Raises Off, UpstreamError."""
+        engine = ask.model.engine
+        try:
+            return engine.pool.post(ask.path, orjson.dumps(ask.payload), {**engine.headers, "X-Request-Id": request_id})
+        except Off as error:
+            self.hurry.set()
+            error.retry_after = RETRY_AFTER
+            raise
+
+
+def family(served):
+    """The engine's entries grouped into models: vLLM lists each served name of one model, with one root."""
+    groups = {}
+    for entry in served:
+        groups.setdefault(entry.get("root") or entry["id"], []).append(entry)
+    return list(groups.values())
+
+
+def context_of(entry):
+    """Tokens of context in an entry of /v1/models: vLLM's max_model_len, llama.cpp's meta.n_ctx."""
+    meta = entry.get("meta") if isinstance(entry.get("meta"), dict) else {}
+    for value in (entry.get("max_model_len"), entry.get("context_length"), meta.get("n_ctx")):
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
