@@ -118,14 +118,14 @@ def from_engine(status, answer):
 def numeric(code):
     if isinstance(code, bool):
         return None
-    return int(code) if isinstance(code, int) or isinstance(code, str) and code.isdigit() else None
+    return int(code) if isinstance(code, int) or isinstance(code, str) and re.fullmatch(r"[0-9]{3}", code) else None
 
 
 def message_of(fields):
     """The sentence in an engine's error, or None where there is none that a person should see."""
     message = fields.get("message") or fields.get("detail")
     if isinstance(message, list):                   # FastAPI's: [{"loc": [...], "msg": "..."}]
-        message = "; ".join(f"{'.'.join(map(str, item.get('loc', ())))}: {item.get('msg')}"
+        message = "; ".join(f"{'.'.join(map(str, item.get('loc') or ()))}: {item.get('msg')}"
                             for item in message if isinstance(item, dict))
     if not isinstance(message, str) or not message.strip() or MARKUP.search(message):
         return None

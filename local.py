@@ -126,7 +126,6 @@ def serve(port, model, alias):
 
     Prints "LISTENING URL" once it answers.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     params = _params(port, model, alias) if model else _smollm2(port)
     try:
         server = _llama().Server(params)
@@ -181,6 +180,7 @@ def _threads():
 
 
 def _wait_for_the_end():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if stat.S_ISFIFO(os.fstat(0).st_mode):
         while os.read(0, 4096):
             pass

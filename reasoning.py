@@ -67,7 +67,7 @@ TABLES = {
     "qwen": switch("enable_thinking"),
     "deepseek": switch("thinking")._replace(native=("thinking", "enable_thinking", "reasoning_effort")),
     "gpt-oss": Table("the plain field reasoning_effort",
-                     {**spread(field(SHORT, "low"), field(SHORT, "low"), field(LONG, "high"), field(LONGEST, "high")),
+                     {**spread(field(SHORT, "low"), field(SHORT, "low"), field(LONG, "high"), field(LONG, "high")),
                       "medium": field("Medium thinking", "medium")},
                      Level(UNCHANGED)),
     "none": Table("a model without such a control", dict.fromkeys(WORDS, Level(UNCHANGED)), Level(UNCHANGED)),

@@ -95,8 +95,8 @@ install() {
   say "installing the packages for '$1': $(grep -c "^[^# ].*==" "$venv/wanted-$1")"
   if ! "$python" -m pip install --require-hashes --no-deps --only-binary :all: --no-input --disable-pip-version-check \
     --progress-bar off -r "$venv/wanted-$1" 2>&1 | tee "$log" | show_large; then
-    grep -v '^WARNING' "$log" | tail -n 5 >&2
-    fail "pip could not install the packages for '$1' (all it said is in $log); with the network back, start again"
+    grep -E 'Retrying|^ERROR' "$log" | tail -n 3 >&2
+    fail "pip could not install the packages for '$1'; all it said is in $log"
   fi
   mv "$venv/wanted-$1" "$venv/installed-$1"        # last, so that an interrupted set-up is done again
 }

@@ -1,5 +1,4 @@
 """Settings: `SPARKS_*` variables over `sparks.toml` over defaults. `sparks.example.toml` is their manual."""
-import fnmatch
 import os
 import re
 import sys
@@ -50,32 +49,38 @@ def seconds(least, most):
 
 def size(value):
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?B)?", str(value).strip().upper())
-    if isinstance(value, bool) or not match or float(match[1]) <= 0:
+    number = int(float(match[1]) * UNITS[match[2] or ""]) if match and not isinstance(value, bool) else 0
+    if number < 1:
         raise ValueError('must be a size such as "100 MB"')
-    return int(float(match[1]) * UNITS[match[2] or ""])
+    return number
 
 
 def one_of(*words):
     def read(value):
-        if value not in words:
+        word = value.strip() if isinstance(value, str) else value
+        if word not in words:
             raise ValueError("must be one of " + ", ".join(words))
-        return value
+        return word
     return read
 
 
 def url(value):
-    parts = urlsplit(text(value))
     try:
-        port = parts.port
+        parts = urlsplit(text(value))
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
-        port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.query or parts.username:
+        good = False
+    if not good or parts.query or parts.username or re.search(r"[\s\x00-\x1f\x7f]", value.strip()):
         raise ValueError("must be an address such as http://127.0.0.1:8000")
     return re.sub(r"/(v1/?)?$", "", value.strip())
 
 
 def urls(value):
-    return [url(part) for part in (value if isinstance(value, list) else text(value).split(",")) if part.strip()]
+    parts = value if isinstance(value, list) else text(value).split(",")
+    found = [url(part) for part in parts if part != "" and (not isinstance(part, str) or part.strip())]
+    if not found:
+        raise ValueError("must hold an address such as http://127.0.0.1:8000")
+    return found
 
 
 def bind(value):
@@ -89,7 +94,7 @@ def database(value):
     match = re.fullmatch(r"sqlite:///(.+)", text(value))
     if not match:
         raise ValueError("must be sqlite:///FILE (beside run.sh) or sqlite:////absolute/FILE")
-    return HOME / match[1]
+    return HOME / Path(match[1]).expanduser()
 
 
 def secret(value):
@@ -131,7 +136,7 @@ SETTINGS = [
     Setting("max_body", "100 MB", size),
     Setting("max_bodies", "1 GB", size),
 ]
-ELSEWHERE = {"SPARKS_CONFIG", "SPARKS_API_KEY", "SPARKS_PYTHON"}     # read here, by people's clients, by run.sh
+ELSEWHERE = {"SPARKS_CONFIG", "SPARKS_API_KEY", "SPARKS_PYTHON", "SPARKS_VLLM_VENV"}    # read elsewhere
 
 
 # ---- models
@@ -147,10 +152,11 @@ class ModelEntry:
     reasoning_field: str | None = None              # None: the setting reasoning_field
     context: int | None = None                      # tokens; None: as the engine reports it
 
-    def answers_to(self, name):
-        """Whether a client that says `name` means this model (ignoring case)."""
-        name = name.lower()
-        return name == self.id.lower() or any(fnmatch.fnmatchcase(name, alias.lower()) for alias in self.aliases)
+
+def matches(name, pattern):
+    """Whether a name fits a pattern, in which only * is special; ignoring case."""
+    parts = map(re.escape, pattern.lower().split("*"))
+    return re.fullmatch(".*".join(parts), name.lower(), re.S) is not None
 
 
 def aliases(value):
@@ -190,10 +196,15 @@ def load(environ=os.environ, warn=lambda line: print(line, file=sys.stderr)):
     models = [model_entry(name, entry) for name, entry in tables(table.pop("models", {}), "models").items()]
     if sum(model.default for model in models) > 1:
         raise SettingsError("sparks.toml: only one model can be the default")
+    if len({model.id.lower() for model in models}) < len(models):
+        raise SettingsError("sparks.toml: two models have one name; case makes no difference")
     unknown = table.keys() - {s.name for s in SETTINGS}
     if unknown:
         raise SettingsError(f"sparks.toml: there is no setting {min(unknown)!r}; sparks.example.toml lists them all")
-    return Settings({s.name: value_of(s, environ, table) for s in SETTINGS}, models)
+    settings = Settings({s.name: value_of(s, environ, table) for s in SETTINGS}, models)
+    if settings.max_bodies < settings.max_body:
+        raise SettingsError("max_bodies must not be below max_body, or the largest request could never come in")
+    return settings
 
 
 def read_file(environ):

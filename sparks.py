@@ -32,6 +32,7 @@ from upstream import Fleet
 
 log = logging.getLogger("sparks")
 STREAM_HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
+HELP_HEADERS = {"Vary": "Accept", "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
 EXISTING = ", ".join(f"{route.method} {route.path}" for route in ROUTES)
 
 
@@ -138,7 +139,7 @@ def one_model(desk, name):
 def show_help(desk):
     form = help_page.form_of(request.headers.get("Accept"), request.args.get("format"))
     body, mimetype = help_page.render(desk.settings, desk.fleet.known, public_address(desk.settings), form)
-    return Response(body, mimetype=mimetype, headers={"Vary": "Accept", "Cache-Control": "no-cache"})
+    return Response(body, mimetype=mimetype, headers=HELP_HEADERS)
 
 
 def public_address(settings):

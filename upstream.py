@@ -9,7 +9,7 @@ from gevent.event import Event
 
 from errors import ModelNotFound, ModelUnavailable, RETRY_AFTER
 from http1 import Off, Pool
-from settings import ModelEntry
+from settings import matches
 
 log = logging.getLogger("sparks")
 LOOK_TIMEOUT = 10                                   # seconds for a look at the engine
@@ -34,15 +34,15 @@ class Model:
     reasoning_field: str = "both"
     context: int | None = None
     loaded: bool = False
-    entry: ModelEntry | None = None
     engine: "Engine | None" = None
 
     def answers_to(self, name):
         """Whether `name` means this model: its id, an alias, the engine's id or its file's name, ignoring case."""
-        own = (self.id, self.engine_id, posixpath.basename(self.engine_id or ""))
-        name = name.lower()
-        return any(name in (known.lower(), known.lower().removesuffix(".gguf")) for known in (*own, *self.aliases) if known) \
-            or bool(self.entry and self.entry.answers_to(name))
+        own = [self.id, *self.aliases]
+        if self.engine_id:
+            file = posixpath.basename(self.engine_id)
+            own += [self.engine_id, file, file.removesuffix(".gguf")]
+        return any(matches(name, pattern) for pattern in own)
 
 
 class Engine:
@@ -162,8 +162,7 @@ class Fleet:
 
     def from_entry(self, entry, names):
         model = self.describe(entry.id, names) if names else Model(entry.id)
-        model.entry, model.default, model.effort = entry, entry.default, entry.effort
-        model.aliases = entry.aliases
+        model.default, model.effort, model.aliases = entry.default, entry.effort, entry.aliases
         model.context = entry.context or model.context
         model.reasoning_field = entry.reasoning_field or self.settings.reasoning_field
         return model

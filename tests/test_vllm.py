@@ -1,0 +1,163 @@
+"""Real vLLM on the CPU, with a tiny GLM that is known by heart, behind the real gateway: `./run.sh test --vllm`."""
+import json
+import time
+
+import pytest
+
+from client import Client
+from test_chat import PATH, deltas
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+ANSWER = "The test password is PINEAPPLE-4711."
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+
+
+@pytest.fixture(scope="module")
+def front(vllm, stock, tmp_path_factory):
+    from conftest import Gateway
+    gateway = Gateway(tmp_path_factory.mktemp("front"), vllm, stock, keepalive=0.5)
+    gateway.wait_alive().wait_ready()
+    yield gateway
+    gateway.stop()
+    gateway.check_log()
+
+
+def ask(text, **fields):
+    return {"model": "glm-tiny", "messages": [{"role": "user", "content": text}], **fields}
+
+
+def gauge(vllm, name):
+    """A gauge of the engine's own metrics."""
+    lines = Client(vllm).get("/metrics").read_all().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}{{"))
+
+
+def idle_within(vllm, seconds):
+    end = time.monotonic() + seconds
+    while gauge(vllm, "num_requests_running") + gauge(vllm, "num_requests_waiting"):
+        assert time.monotonic() < end, "the engine is still working"
+        time.sleep(0.05)
+
+
+def test_plain(front):
+    message = front.client().post(PATH, ask("say @answer")).json()["choices"][0]["message"]
+    assert message["content"] == ANSWER and message["reasoning"] == message["reasoning_content"] != ""
+
+
+def test_stream(front):
+    found = deltas(front.client().post(PATH, ask("say @answer", stream=True)))
+    assert "".join(delta.get("content") or "" for delta in found) == ANSWER
+    assert "".join(delta.get("reasoning") or "" for delta in found)
+
+
+@pytest.mark.parametrize("control, thinks", [
+    ({}, True), ({"reasoning_effort": "none"}, False), ({"reasoning_effort": "low"}, True), ({"think": False}, False),
+    ({"reasoning": {"effort": "max"}}, True), ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+    ({"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "high"}, False),
+])
+def test_thinking_on_and_off(front, control, thinks):
+    message = front.client().post(PATH, ask("say @answer", **control)).json()["choices"][0]["message"]
+    assert bool(message.get("reasoning")) is thinks and ANSWER in message["content"]
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_of_earlier_turns_reaches_the_prompt(front, name):
+    """Under either name, it makes the prompt longer by what was thought."""
+    def prompt(**thought):
+        history = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two", **thought},
+                   {"role": "user", "content": "say @answer"}]
+        return front.client().post(PATH, {**ask(""), "messages": history}).json()["usage"]["prompt_tokens"]
+    assert prompt(**{name: "x" * 500}) in (prompt(), prompt(reasoning_content="x" * 500))
+    assert prompt(**{name: "x" * 500}) == prompt(reasoning="x" * 500)
+
+
+def test_tools(front):
+    body = front.client().post(PATH, ask("weather", tools=[WEATHER])).json()
+    call = body["choices"][0]["message"]["tool_calls"][0]
+    assert call["function"]["name"] == "get_weather" and json.loads(call["function"]["arguments"])["city"]
+    assert body["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_streamed_tools(front, choice):
+    found = deltas(front.client().post(PATH, ask("weather", tools=[WEATHER], tool_choice=choice, stream=True,
+                                                 max_tokens=300)))
+    calls = [call for delta in found for call in delta.get("tool_calls") or []]
+    assert calls[0]["function"]["name"] == "get_weather" and {call["index"] for call in calls} == {0}
+
+
+def test_two_calls_and_their_results(front):
+    found = deltas(front.client().post(PATH, ask("say @tool2", tools=[WEATHER], stream=True)))
+    calls = [call for delta in found for call in delta.get("tool_calls") or []]
+    assert {call["index"] for call in calls} == {0, 1}
+    history = [{"role": "user", "content": "weather"},
+               {"role": "assistant", "content": None, "tool_calls": [
+                   {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": "broken {"}}]},
+               {"role": "tool", "tool_call_id": "call_1", "content": "21 degrees"}]
+    assert front.client().post(PATH, {**ask(""), "messages": history, "tools": [WEATHER]}).status == 200
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_image_refused_in_our_shape(front, streams):
+    image = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
+    answer = front.client().post(PATH, {**ask(""), "messages": [{"role": "user", "content": [image]}], "stream": streams})
+    error = answer.json()["error"]
+    assert answer.status == 400 and error["code"] == "invalid_request" and "multimodal" in error["message"]
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_prompt_too_long(front, streams):
+    answer = front.client().post(PATH, ask("x" * 40_000, stream=streams))
+    assert answer.status == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_models(front):
+    model, = front.client().get("/v1/models").json()["data"]
+    assert (model["id"], model["context_length"], model["owned_by"]) == ("glm-tiny", 32768, "sparks-gateway")
+
+
+def test_json_n_logprobs_stop_and_seed(front):
+    schema = {"type": "object", "properties": {"city": {"type": "string"}, "temp": {"type": "integer"}},
+              "required": ["city", "temp"]}
+    body = front.client().post(PATH, ask("say @json", max_tokens=200, seed=1, response_format={
+        "type": "json_schema", "json_schema": {"name": "w", "schema": schema}})).json()
+    assert json.loads(body["choices"][0]["message"]["content"])["city"] == "Paris"
+    body = front.client().post(PATH, ask("say @short", n=2, logprobs=True, top_logprobs=1)).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1] and body["choices"][0]["logprobs"]["content"]
+    assert front.client().post(PATH, ask("say @answer", stop=" is")).json()["choices"][0]["message"]["content"] \
+        == "The test password"
+
+
+# ---- the client leaves: the engine's own gauges tell
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("leave", ["close", "reset"])
+def test_client_leaves_in_prefill(front, vllm, streams, leave):
+    connection = front.client(timeout=60).open()
+    connection.start("POST", PATH, ask(f"{time.time()} {leave} " + "y" * 30_000, stream=streams))
+    wait_for_work(vllm)
+    getattr(connection, leave)()
+    idle_within(vllm, 1.5)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_client_leaves_midway(front, vllm, streams):
+    connection = front.client(timeout=60).open()
+    connection.start("POST", PATH, ask("say @long", stream=streams, max_tokens=20_000))
+    if streams:
+        events = (event for event in connection.answer().events() if event.comment is None)
+        for _ in range(20):
+            next(events)
+    else:
+        wait_for_work(vllm)
+        time.sleep(0.3)
+    connection.close()
+    idle_within(vllm, 1)
+
+
+def wait_for_work(vllm):
+    end = time.monotonic() + 20
+    while not gauge(vllm, "num_requests_running"):
+        assert time.monotonic() < end, "the engine got no request"
+        time.sleep(0.02)
