@@ -37,12 +37,12 @@ class Body:
         self.encoding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
         self.chunked = "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower()
         self.length = int(environ.get("CONTENT_LENGTH") or 0)
-        self.pending = self.chunked or self.length > 0
+        self.pending, self.begun = self.chunked or self.length > 0, False
 
     @property
-    def large(self):
-        """Whether so much is unread that the connection cannot go on."""
-        return self.pending and (self.chunked or self.length > SMALL)
+    def breaks(self):
+        """Whether its rest cannot be read: the connection ends with this request."""
+        return self.pending and (self.begun or self.chunked or self.length > SMALL)
 
     def read(self):
         """All of it, as a bytearray. Raises Refusal, ClientGone."""
@@ -51,8 +51,8 @@ class Body:
         if self.length > self.most:
             raise self.too_large()
         self.hold(self.length)
-        data = bytearray()
-        while piece := self.piece():
+        self.begun, data = True, bytearray()
+        while piece := self.piece(min(PIECE, self.most + 1 - len(data))):
             data += piece
             if len(data) > self.most:
                 raise self.too_large()
@@ -64,10 +64,10 @@ class Body:
             raise ClientGone
         return data
 
-    def piece(self):
+    def piece(self, size):
         self.sock.settimeout(SILENCE)
         try:
-            return self.input.read(PIECE)
+            return self.input.read(size)
         except TimeoutError:
             raise BodyTimeout(f"no byte of the body has come for {SILENCE} seconds; send the request again") from None
         except NoMoreData:
@@ -80,7 +80,8 @@ class Body:
             self.sock.settimeout(None)
 
     def too_large(self):
-        return TooLarge(f"the body is over {self.most >> 20} MB; shrink embedded images or send fewer of them")
+        most = f"{self.most >> 20} MB" if self.most >= PIECE else f"{self.most} bytes"
+        return TooLarge(f"the body is over {most}; shrink embedded images or send fewer of them")
 
     def hold(self, size):
         if size > 0:

@@ -108,7 +108,7 @@ class Call:
 
     def close(self):
         self.settle("aborted")
-        if self.body.large:
+        if self.body.breaks:
             self.body.discard()
 
 

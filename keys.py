@@ -24,7 +24,6 @@ except ImportError:
 
 import hashlib
 import json
-import re
 import secrets
 from datetime import datetime, timezone
 from typing import NamedTuple
@@ -82,8 +81,9 @@ def open_database(path):
                 if step.__name__ not in done:
                     step()
                     Migration.create(name=step.__name__)
-    except (OSError, peewee.DatabaseError) as error:
-        database.close()
+    except (OSError, peewee.PeeweeException) as error:
+        if not database.deferred:
+            database.close()
         raise SettingsError(f"SPARKS_DB: {path} cannot be used: {error}") from None
 
 
@@ -171,9 +171,10 @@ def iso(moment):
 
 
 def checked_name(name):
-    if not re.fullmatch(r"[^\x00-\x1f\x7f]{1,64}", name.strip()):
-        raise click.ClickException("a name has 1 to 64 characters and no control characters")
-    return name.strip()
+    name = name.strip()
+    if not 1 <= len(name) <= 64 or not name.isprintable():      # what is printed must not move the terminal's cursor
+        raise click.ClickException("a name has 1 to 64 printable characters")
+    return name
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -226,7 +227,8 @@ def list_keys(as_json):
 @click.option("--json", "as_json", is_flag=True, help="Print the revoked keys as a list of objects.")
 def revoke(name_or_prefix, as_json):
     """End all keys of a name, or the one key with a prefix as `list` shows it."""
-    rows = list(active(KeyRow.name == name_or_prefix)) or with_prefix(name_or_prefix.rstrip("."))
+    wanted = name_or_prefix.strip()
+    rows = (list(active(KeyRow.name == wanted)) or with_prefix(wanted.rstrip("."))) if wanted.isprintable() else []
     if not rows:
         raise click.ClickException(f"no active key has the name or prefix {shortened(name_or_prefix)}; `list` shows all")
     for row in rows:

@@ -1,7 +1,7 @@
 """The embedded engine: llama.cpp's own server with a small model, for a machine without vLLM.
 
-`python local.py serve --port N` is that server, in a process of its own; `Engine` is the gateway's side, which starts it, starts
-it again when it dies, and ends it. A pipe between the two ends the server with the gateway, however the gateway ends.
+`python local.py serve --port N` is that server, in a process of its own; `Engine` is the gateway's side: it starts the
+server, starts it again when it dies, and ends it. A pipe between the two ends the server when the gateway is gone.
 """
 import contextlib
 import os
@@ -25,7 +25,7 @@ HOST = "127.0.0.1"
 SLOTS = 2
 CONTEXT = 4096                                      # tokens in a slot
 ANSWER = 1024                                       # tokens for a request that doesn't say max_tokens
-# The length of the words with which local.jinja begins to think. Left to go on, the model ends its turn before the answer.
+# Tokens of the words with which local.jinja begins to think: left to go on, the model ends its turn before the answer.
 THOUGHT = 12
 CACHE = 256                                         # MiB for prompts kept outside the slots
 
@@ -130,7 +130,7 @@ def serve(port, model, alias):
     try:
         server = _llama().Server(params)
     except Exception as error:
-        raise click.ClickException(f"the engine cannot start with {params.model.path} on port {port}: {error}") from None
+        raise click.ClickException(f"cannot serve {params.model.path} on port {port}: {error}") from None
     with contextlib.suppress(BrokenPipeError):
         print("LISTENING", server.listening_address, flush=True)
     _wait_for_the_end()

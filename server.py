@@ -26,7 +26,7 @@ HANG = 600                                          # seconds of CPU in one go a
 CONNECTIONS = 10_000
 STATUS = {                                          # of malformed HTTP; 400 if not here
     http_errors.LimitRequestLine: 414, http_errors.LimitRequestHeaders: 431, http_errors.ExpectationFailed: 417,
-    http_errors.UnsupportedTransferCoding: 501, http_errors.ForbiddenProxyRequest: 403,
+    http_errors.ForbiddenProxyRequest: 403,
 }
 
 
@@ -102,7 +102,7 @@ class Application(BaseApplication):
         for name, value in {
             "bind": self.bind, "workers": 1, "worker_class": Worker, "worker_connections": CONNECTIONS,
             "keepalive": KEEPALIVE, "timeout": HANG, "graceful_timeout": GRACE, "control_socket_disable": True,
-            "limit_request_field_size": 16380, "loglevel": "warning", "proc_name": "sparks",
+            "limit_request_field_size": 16380, "forwarder_headers": "", "loglevel": "warning", "proc_name": "sparks",
         }.items():
             self.cfg.set(name, value)
 

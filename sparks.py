@@ -41,7 +41,7 @@ EXISTING = ", ".join(f"{route.method} {route.path}" for route in ROUTES)
 def create_app(desk, keyring):
     """The Flask app over a Desk and a Keyring."""
     app = Flask(__name__, static_folder=None)
-    app.url_map.strict_slashes = False
+    app.url_map.strict_slashes = app.url_map.merge_slashes = False      # a redirect would be HTML
     views = {
         "/v1/models": lambda: list_models(desk),
         "/v1/models/{id}": lambda id: one_model(desk, id),
@@ -52,7 +52,7 @@ def create_app(desk, keyring):
     }
     for route in ROUTES:                            # /help and the 404 message list the same table
         app.add_url_rule(route.rule, route.path, views[route.path], methods=[route.method])
-    app.add_url_rule("/", "root", lambda: redirect("/help"), methods=["GET"])
+    app.add_url_rule("/", "root", lambda: "" if request.method == "HEAD" else redirect("/help"), methods=["GET"])
     app.before_request(lambda: admit(desk, keyring))
     app.after_request(stamp)
     app.register_error_handler(Exception, refused)
@@ -78,7 +78,8 @@ def admit(desk, keyring):
     call = request.environ["sparks.call"]
     if not request.path.startswith("/v1"):
         return
-    call.route = f"{request.method} {request.url_rule or 'unknown'}"
+    rule = request.url_rule                         # of ours: a client's own words stay out of the log
+    call.route = f"{request.method} {rule}" if rule else "unknown"
     secret = desk.settings.edge_secret
     if secret and not same(request.headers.get("X-Sparks-Edge", ""), secret):
         raise Forbidden("this request did not come through the public address; use the base URL in /help")
@@ -97,7 +98,7 @@ def stamp(response):
     if not response.direct_passthrough:
         call.settle(response.status_code)
     response.headers["x-request-id"] = call.id
-    if call.body.large:
+    if call.body.breaks:
         request.environ["sparks.close"]()           # the rest of its body is not read: the connection ends here
     return response
 
@@ -154,10 +155,11 @@ def public_address(settings):
 
 def refused(error):
     """Any exception as an answer."""
+    allowed = {"Allow": ", ".join(sorted(error.valid_methods))} if getattr(error, "valid_methods", None) else {}
     if isinstance(error, HTTPException):
         error = from_werkzeug(error)
     refusal = calls.ours(error)
-    return json_response(error_body(refusal), refusal.status, refusal.headers)
+    return json_response(error_body(refusal), refusal.status, {**allowed, **refusal.headers})
 
 
 def from_werkzeug(error):

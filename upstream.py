@@ -7,7 +7,7 @@ import orjson
 import requests
 from gevent.event import Event
 
-from errors import ModelNotFound, ModelUnavailable, RETRY_AFTER
+from errors import InvalidRequest, ModelNotFound, ModelUnavailable, RETRY_AFTER
 from http1 import Off, Pool
 from settings import matches
 
@@ -180,7 +180,11 @@ class Fleet:
         """POST an Ask to its engine and give the Answer. Raises Off, UpstreamError."""
         engine = ask.model.engine
         try:
-            return engine.pool.post(ask.path, orjson.dumps(ask.payload), {**engine.headers, "X-Request-Id": request_id})
+            body = orjson.dumps(ask.payload)
+        except orjson.JSONEncodeError:              # it reads deeper than it writes
+            raise InvalidRequest("the body is nested too deeply") from None
+        try:
+            return engine.pool.post(ask.path, body, {**engine.headers, "X-Request-Id": request_id})
         except Off as error:
             self.hurry.set()
             error.retry_after = RETRY_AFTER

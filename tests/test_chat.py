@@ -173,12 +173,21 @@ def test_in_stream_error_of_a_dying_engine_before_the_first_token(shared):
     [b"data: nonsense\n\n"],
 ], ids=["error", "cut", "reset", "no finish", "done without finish", "garbled", "no json"])
 def test_failure_midway_is_an_error_event(shared, ending):
-    shared.engine.play(*chat_chunks("Hi you", usage=True)[:2], *ending)
+    begun = threading.Event()
+    shared.engine.play(*chat_chunks("Hi you", usage=True)[:2], Wait(begun), *ending)
     answer = shared.client().post(PATH, stream())
+    begun.set()
     error, before = failure(answer)
     assert answer.status == 200 and answer.complete
     assert error["type"] == "api_error" and error["message"] and "finish_reason\":\"" not in "".join(e.data for e in before)
     assert not any(event.data == "[DONE]" for event in before)
+
+
+def test_failure_in_the_same_breath_as_the_first_token(shared):
+    first = chat_chunks("Hi you", usage=True)[1]
+    shared.engine.play(first + died() + b"data: [DONE]\n\n")
+    error, before = failure(shared.client().post(PATH, stream()))
+    assert error["code"] == "upstream_error" and before[0].json()["choices"][0]["delta"]["content"] == "Hi"
 
 
 def test_finish_without_done_is_a_whole_answer(shared):

@@ -109,8 +109,8 @@ def test_no_python_at_all(tree):
         if found := shutil.which(name):
             (bare / name).symlink_to(found)
     tree.environment = {"PATH": str(bare)}
-    line = "run.sh: Python 3.11, 3.12 or 3.13 is needed: apt install python3 python3-venv (or name one in SPARKS_PYTHON)\n"
-    assert tree.run() == (1, "", line)
+    assert tree.run() == (1, "", "run.sh: Python 3.11, 3.12 or 3.13 is needed: "
+                                 "apt install python3 python3-venv (or name one in SPARKS_PYTHON)\n")
 
 
 def test_python_without_ensurepip(tree):

@@ -1,4 +1,4 @@
-"""Download every wheel that requirements.txt pins, for each machine and Python that Sparks supports: ./run.sh test --wheels"""
+"""Download every wheel that requirements.txt pins, for each machine and Python that Sparks supports."""
 import subprocess
 import sys
 import tempfile
@@ -20,7 +20,7 @@ def download(machine, python):
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--require-hashes",
-             "--no-deps", "--only-binary=:all:", f"--python-version={python}", "--implementation=cp", *platforms(machine),
+             "--no-deps", "--only-binary=:all:", f"--python-version={python}", *platforms(machine),
              "-d", folder, "-r", REQUIREMENTS], stderr=subprocess.PIPE, text=True)
     return done.stderr.strip().splitlines()[-1] if done.returncode else ""
 
