@@ -8,27 +8,41 @@ import secrets
 from array import array
 from fcntl import ioctl
 from termios import FIONREAD
-from time import monotonic
+from time import monotonic, time
 
-from gevent import get_hub, getcurrent
+from gevent import get_hub, getcurrent, sleep
 from gevent.event import Event
 
 import pump
 from body import Bodies, Body
-from errors import ClientGone, InternalError, Refusal, UpstreamError, UpstreamTimeout, from_engine
+from errors import ClientGone, InternalError, Refusal, ShuttingDown, UpstreamError, UpstreamTimeout, from_engine
 from http1 import Silent
+from ledger import Row, figures
 from stream import loads
 
 log = logging.getLogger("sparks")
 MAX_ANSWER = 256 << 20                              # bytes of a plain answer
 
 
-class Desk:
-    """What all calls of a gateway share."""
+LEFT = 499                                          # the status in the ledger of a request whose client went away
 
-    def __init__(self, settings, fleet, gate):
-        self.settings, self.fleet, self.gate = settings, fleet, gate
+
+class Desk:
+    """What all calls of a gateway share. `notes` are called with each Row of the ledger: log, metrics."""
+
+    def __init__(self, settings, fleet, gate, ledger, notes=()):
+        self.settings, self.fleet, self.gate, self.ledger, self.notes = settings, fleet, gate, ledger, notes
         self.bodies, self.live = Bodies(settings.max_bodies), set()
+
+    def drain(self, seconds):
+        """Let nobody in any more, give the live requests so long, then end each with an error."""
+        self.gate.closed = True
+        end = monotonic() + seconds
+        while self.live and monotonic() < end:
+            sleep(0.05)
+        for call in list(self.live):
+            get_hub().loop.run_callback(call.interrupt, ShuttingDown("the gateway is restarting; send the request again",
+                                                                     retry_after=5))
 
 
 class Call:
@@ -44,8 +58,9 @@ class Call:
         self.chunked = environ["SERVER_PROTOCOL"] == "HTTP/1.1"
         self.body = Body(environ, desk.bodies, desk.settings.max_body)
         self.greenlet, self.open = getcurrent(), True
-        self.key = self.ticket = self.answer = self.watcher = None
-        self.started, self.route = monotonic(), ""
+        self.key = self.ask = self.ticket = self.answer = self.watcher = self.usage = None
+        self.begun, self.started, self.route = monotonic(), time(), ""
+        self.entered = self.granted = self.first = None     # monotonic moments of its way
         desk.live.add(self)
 
     # -- the client
@@ -72,21 +87,34 @@ class Call:
 
     # -- the slot and the engine
 
-    def enter(self):
-        self.ticket, granted = self.desk.gate.enter(self.key.id)
+    def enter(self, ask):
+        """Ask for a slot; `turn` waits for it. Raises Refusal."""
+        self.ask, self.entered = ask, monotonic()
+        self.ticket, granted = self.desk.gate.enter(self.key.id, ask.model.id, self.key.limits, time())
         self.ticket.granted = Event()
         wake(granted)
 
-    def send(self, ask):
-        self.answer = self.desk.fleet.send(ask, self.id)
-        ask.payload = None
+    def turn(self, seconds):
+        """Whether the slot came within so many seconds. Raises Refusal when the queue has lasted too long."""
+        left = self.entered + self.desk.settings.queue_timeout - monotonic()
+        if self.ticket.granted.wait(min(seconds, max(left, 0))):
+            self.granted = monotonic()
+            return True
+        if seconds >= left:
+            raise self.desk.gate.late(self.ticket, time())
+        return False
+
+    def send(self):
+        self.answer = self.desk.fleet.send(self.ask, self.id)
+        self.ask.payload = None
         self.body.release()
         return self.answer
 
     # -- the end
 
-    def settle(self, status, whole=False):
-        """Let go of everything. `whole`: the engine's answer came to its end, so its connection may serve again."""
+    def settle(self, status, error=None, whole=False):
+        """Let go of everything, and write the row. `error`: the Refusal that it ended with; `whole`: the engine's answer
+        came to its end, so its connection may serve again."""
         if not self.open:
             return
         self.open = False
@@ -97,17 +125,32 @@ class Call:
             self.watcher.close()
         if self.answer:
             self.answer.close(whole)
+        row = self.row(status, error)
         if self.ticket:
-            wake(self.desk.gate.leave(self.ticket))
+            wake(self.desk.gate.leave(self.ticket, row.tokens, self.answer is not None, time()))
+        if self.key:
+            self.desk.ledger.write(row)
         if self.route:
-            self.note(status)
+            for note in self.desk.notes:
+                note(row, self.key)
 
-    def note(self, status):
-        log.info("%s %s key=%s status=%s ms=%d", self.id, self.route, self.key.name if self.key else "-", status,
-                 (monotonic() - self.started) * 1000)
+    def row(self, status, error):
+        model = self.ask.model if self.ask else None
+        stream = self.ask.stream if self.ask else None
+        return Row(
+            id=self.id, key_id=self.key.id if self.key else 0, model=model.id if model else "",
+            engine=model.engine.url if self.answer else "", route=self.route, started=self.started,
+            queued_ms=self.queued_ms, first_ms=between(self.begun, self.first), total_ms=between(self.begun, monotonic()),
+            status=status, error=error.code if error else None, streamed=stream is not None, aborted=status == LEFT,
+            truncated=bool(stream and error and self.first),
+            **figures(self.usage or stream and stream.usage, stream))
+
+    @property
+    def queued_ms(self):
+        return between(self.entered, self.granted)
 
     def close(self):
-        self.settle("aborted")
+        self.settle(LEFT)
         if self.body.breaks:
             self.body.discard()
 
@@ -115,6 +158,11 @@ class Call:
 def request_id(wish):
     """The client's own id if it is a clean one, else a new one."""
     return wish if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", wish) else secrets.token_hex(16)
+
+
+def between(begin, end):
+    """Whole milliseconds between two moments, or None if one has not been."""
+    return None if begin is None or end is None else round((end - begin) * 1000)
 
 
 def wake(tickets):
@@ -127,26 +175,26 @@ def relay(call, ask):
     and can still be an HTTP status; what fails later is the stream's last event."""
     stream, begun, settings = ask.stream, False, call.desk.settings
     try:
-        call.enter()
-        while not call.ticket.granted.wait(settings.keepalive):
+        call.enter(ask)
+        while not call.turn(settings.keepalive):
             begun = True
-            yield stream.alive("queued")
+            yield stream.alive(f"queued {call.desk.gate.place(call.ticket)}")
         since = monotonic()
-        answer = call.send(ask)
+        answer = call.send()
         while (events := first_events(answer, stream, settings, since)) is None:
             begun = True
             yield stream.alive()
-        begun = True
+        begun, call.first = True, monotonic()
         yield events
         if not (stream.over or answer.ended):
             pump.move(answer, stream, call.sock, call.chunked, settings, since)
-        status, last = 200, stream.end()
+        last, fault = stream.end(), None
     except Exception as error:
         fault = ours(error)
         if not begun:
             raise fault from None
-        status, last = fault.status, stream.fail(fault)
-    call.settle(status, whole=status == 200)
+        last = stream.fail(fault)
+    call.settle(fault.status if fault else 200, fault, whole=not fault)
     yield last
 
 
@@ -181,15 +229,15 @@ def unstreamed(answer, stream, data, settings, since):
 
 
 def plain(call, ask, write):
-    """A whole answer: `write(body, ask)` makes the client's bytes of the engine's. Raises Refusal."""
+    """A whole answer: `write(body, ask)` makes the client's bytes and the usage of the engine's. Raises Refusal."""
     settings = call.desk.settings
     try:
-        call.enter()
-        call.ticket.granted.wait()
+        call.enter(ask)
+        call.turn(settings.queue_timeout)
         since = monotonic()
-        answer = call.send(ask)
+        answer = call.send()
         body = collect(answer, settings, since)
-        data = write(body if is_stream(answer, body) and answer.status == 200 else checked(answer, body), ask)
+        data, call.usage = write(body if is_stream(answer, body) and answer.status == 200 else checked(answer, body), ask)
     except Exception as error:
         raise ours(error) from None
     call.settle(200, whole=True)

@@ -27,6 +27,7 @@ class Refusal(Exception):
     """
 
     status, code = 400, "invalid_request"
+    final = False                                   # trying again cannot help, and some SDKs would, a minute long
 
     def __init__(self, message, param=None, *, status=None, code=None, retry_after=None):
         super().__init__(message)
@@ -47,20 +48,24 @@ class Refusal(Exception):
         headers = {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(self.retry_after)
-        if self.status == 401:                     # a key does not get better by trying: some SDKs retry a minute long
+        if self.final:
             headers["x-should-retry"] = "false"
         return headers
 
 
 class InvalidRequest(Refusal): "The request is at fault; `param` names the field."
-class InvalidKey(Refusal): status, code = 401, "invalid_api_key"
+class InvalidKey(Refusal): status, code, final = 401, "invalid_api_key", True
 class Forbidden(Refusal): status, code = 403, "forbidden"
+class ModelNotAllowed(Refusal): status, code = 403, "model_not_allowed"
 class NotFound(Refusal): status, code = 404, "not_found"
 class ModelNotFound(Refusal): status, code = 404, "model_not_found"
 class MethodNotAllowed(Refusal): status, code = 405, "method_not_allowed"
 class BodyTimeout(Refusal): status, code = 408, "request_timeout"
 class TooLarge(Refusal): status, code = 413, "request_too_large"
 class UnsupportedEncoding(Refusal): status, code = 415, "unsupported_encoding"
+class LimitExceeded(Refusal): status, code = 429, "rate_limit_exceeded"
+class QuotaExceeded(Refusal): status, code, final = 429, "quota_exceeded", True
+class QueueFull(Refusal): status, code = 429, "queue_full"
 class InternalError(Refusal): status, code = 500, "internal_error"
 class UpstreamError(Refusal): status, code = 502, "upstream_error"
 class ModelUnavailable(Refusal): status, code = 503, "model_unavailable"

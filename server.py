@@ -4,7 +4,9 @@ gunicorn speaks HTTP with clients. The `Worker` adds what this gateway needs of 
 API's own shape, a way to end a connection whose body was not read, and no waiting for idle connections at the end.
 """
 import logging
+import os
 import resource
+import signal
 import socket
 import sys
 from http import HTTPStatus
@@ -13,15 +15,16 @@ import gevent
 from gevent import getcurrent
 from gunicorn import util
 from gunicorn.app.base import BaseApplication
+from gunicorn.arbiter import Arbiter
 from gunicorn.http import errors as http_errors
 from gunicorn.workers.ggevent import GeventWorker
 
-from errors import Refusal, error_body
+from errors import Refusal, SettingsError, error_body
 from stream import dumps
 
 log = logging.getLogger("sparks")
 KEEPALIVE = 75                                      # seconds that an idle connection stays open
-GRACE = 30                                          # seconds for open requests after SIGTERM
+GRACE = 5                                           # seconds for what is open when the drain is over
 HANG = 600                                          # seconds of CPU in one go after which the worker counts as hung
 CONNECTIONS = 10_000
 STATUS = {                                          # of malformed HTTP; 400 if not here
@@ -51,9 +54,19 @@ class Waiting(gevent.Timeout):
 class Worker(GeventWorker):
     """gunicorn's gevent worker with the three things above."""
 
+    on_end = on_reload = staticmethod(lambda: None)     # set by the app: run when the worker is to end, and on SIGHUP
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.waiting = set()
+
+    def load_wsgi(self):
+        self.app.worker = self
+        super().load_wsgi()
+
+    def init_signals(self):
+        super().init_signals()
+        signal.signal(signal.SIGHUP, lambda *_: gevent.spawn(self.on_reload))
 
     def timeout_ctx(self):
         return Waiting(self)
@@ -63,9 +76,10 @@ class Worker(GeventWorker):
         super().run()
 
     def part(self):
-        """Once the worker is to end, let go of the connections that wait for another request."""
+        """Once the worker is to end, finish what is open, and let go of the connections that wait for another request."""
         while self.alive:
             gevent.sleep(0.2)
+        self.on_end()
         for greenlet in list(self.waiting):
             gevent.get_hub().loop.run_callback(greenlet.throw, StopIteration())
 
@@ -77,7 +91,7 @@ class Worker(GeventWorker):
         if not isinstance(exc, http_errors.ParseException) or isinstance(exc, http_errors.InvalidResponseHeader):
             return super().handle_error(req, client, addr, exc)
         refusal = Refusal(f"this is no valid HTTP request: {type(exc).__name__}", status=STATUS.get(type(exc), 400))
-        log.info("malformed HTTP: %s", type(exc).__name__)
+        log.warning("malformed HTTP: %s", type(exc).__name__)
         write_refusal(client, refusal)
 
 
@@ -94,29 +108,52 @@ def write_refusal(client, refusal):
 class Application(BaseApplication):
     """gunicorn's settings, and the app that its worker makes by `create()`."""
 
-    def __init__(self, bind, create):
-        self.bind, self.create = bind, create
+    def __init__(self, settings, create):
+        self.settings, self.create, self.worker = settings, create, None
         super().__init__()
 
     def load_config(self):
         for name, value in {
-            "bind": self.bind, "workers": 1, "worker_class": Worker, "worker_connections": CONNECTIONS,
-            "keepalive": KEEPALIVE, "timeout": HANG, "graceful_timeout": GRACE, "control_socket_disable": True,
+            "bind": self.settings.bind, "workers": 1, "worker_class": Worker, "worker_connections": CONNECTIONS,
+            "keepalive": KEEPALIVE, "timeout": HANG, "graceful_timeout": int(self.settings.drain + GRACE), "control_socket_disable": True,
             "limit_request_field_size": 16380, "forwarder_headers": "", "loglevel": "warning", "proc_name": "sparks",
+            "pidfile": str(pid_file(self.settings.db)),
         }.items():
             self.cfg.set(name, value)
 
     def load(self):
-        return self.create()
+        return self.create(self.worker)
+
+    def run(self):
+        Master(self).run()
 
 
-def run(bind, create):
-    """Serve until a signal ends it. `create()` makes the app, in the worker."""
-    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(message)s")
-    logging.getLogger("urllib3").setLevel(logging.ERROR)
+class Master(Arbiter):
+    """gunicorn's master, whose SIGHUP means: read the settings again, and drop no stream."""
+
+    def handle_hup(self):
+        self.kill_workers(signal.SIGHUP)
+
+
+def run(settings, create):
+    """Serve until a signal ends it. `create(worker)` makes the app, in the worker."""
     raise_file_limit()
-    check_free(bind)
-    Application(bind, create).run()
+    check_free(settings.bind)
+    Application(settings, create).run()
+
+
+def pid_file(db):
+    return db.with_name(db.name + ".pid")
+
+
+def tell_to_reload(db):
+    """Send SIGHUP to the gateway that runs on this database. Raises SettingsError."""
+    try:
+        pid = int(pid_file(db).read_text())
+        os.kill(pid, signal.SIGHUP)
+    except (OSError, ValueError):
+        raise SettingsError("no gateway runs here that could reload") from None
+    print(f"sparks: sparks.toml is in order; gateway {pid} reads it now")
 
 
 def raise_file_limit():

@@ -128,6 +128,8 @@ SETTINGS = [
     Setting("operator", None, text),
     Setting("edge_secret", None, secret),
     Setting("max_active", 8, whole(1, 100_000)),
+    Setting("max_queued", 64, whole(0, 100_000)),
+    Setting("queue_timeout", 600, seconds(0.1, 86400)),
     Setting("keepalive", 15, seconds(0.1, 3600)),
     Setting("stall_timeout", 300, seconds(0.1, 86400)),
     Setting("answer_timeout", 1800, seconds(0.1, 86400)),
@@ -135,7 +137,11 @@ SETTINGS = [
     Setting("reasoning_field", "both", one_of(*reasoning.FIELDS)),
     Setting("max_body", "100 MB", size),
     Setting("max_bodies", "1 GB", size),
+    Setting("keep_days", 90, whole(1, 36500)),
+    Setting("drain", 30, seconds(0, 3600)),
+    Setting("log", "logfmt", one_of("logfmt", "json")),
 ]
+FIXED = ("upstream", "upstream_key", "bind", "db", "log")     # cannot change while the gateway runs
 ELSEWHERE = {"SPARKS_CONFIG", "SPARKS_API_KEY", "SPARKS_PYTHON", "SPARKS_VLLM_VENV"}    # read elsewhere
 
 
@@ -185,6 +191,12 @@ class Settings:
     def __init__(self, values, models):
         self.__dict__.update(values)
         self.models = models
+
+    def adopt(self, new):
+        """Take over what may change while the gateway runs. Returns the names of those that changed and may not."""
+        fixed = [name for name in FIXED if getattr(new, name) != getattr(self, name)]
+        self.__dict__.update({name: value for name, value in vars(new).items() if name not in FIXED})
+        return fixed
 
 
 def load(environ=os.environ, warn=lambda line: print(line, file=sys.stderr)):

@@ -10,6 +10,7 @@ import hmac
 import logging
 import sys
 from itertools import chain
+from time import time
 from urllib.parse import urlsplit
 
 import gevent
@@ -19,12 +20,16 @@ from werkzeug.wsgi import ClosingIterator
 
 import call as calls
 import keys
+import ledger
 import local
-import settings as settings_module
+import log as log_module
 import server
+import settings as settings_module
 from admission import Gate
+from database import database, open_database
 from dialects import chat
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound, Refusal, SettingsError, error_body
+from metrics import Metrics
 from pages import help as help_page
 from routes import ROUTES
 from stream import dumps
@@ -38,8 +43,8 @@ EXISTING = ", ".join(f"{route.method} {route.path}" for route in ROUTES)
 
 # ---- the app
 
-def create_app(desk, keyring):
-    """The Flask app over a Desk and a Keyring."""
+def create_app(desk, keyring, metrics):
+    """The Flask app over a Desk, a Keyring and Metrics."""
     app = Flask(__name__, static_folder=None)
     app.url_map.strict_slashes = app.url_map.merge_slashes = False      # a redirect would be HTML
     views = {
@@ -48,13 +53,15 @@ def create_app(desk, keyring):
         "/v1/chat/completions": lambda: serve(desk, chat),
         "/help": lambda: show_help(desk),
         "/llms.txt": lambda: show_help(desk),
+        "/v1/usage": lambda: own_usage(desk),
+        "/metrics": lambda: show_metrics(keyring, metrics),
         "/healthz": lambda: json_response({"ok": True}),
     }
     for route in ROUTES:                            # /help and the 404 message list the same table
         app.add_url_rule(route.rule, route.path, views[route.path], methods=[route.method])
     app.add_url_rule("/", "root", lambda: "" if request.method == "HEAD" else redirect("/help"), methods=["GET"])
     app.before_request(lambda: admit(desk, keyring))
-    app.after_request(stamp)
+    app.after_request(lambda response: stamp(desk, response))
     app.register_error_handler(Exception, refused)
     app.wsgi_app = owned(desk, app.wsgi_app)
     return app
@@ -92,12 +99,16 @@ def same(given, secret):
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), secret.encode())
 
 
-def stamp(response):
+def stamp(desk, response):
     """What every response gets; one that is no stream has nothing more to hold."""
     call = request.environ["sparks.call"]
     if not response.direct_passthrough:
-        call.settle(response.status_code)
+        call.settle(response.status_code, request.environ.get("sparks.refusal"))
     response.headers["x-request-id"] = call.id
+    if call.key:
+        response.headers.update(desk.gate.standing(call.key.id, call.key.limits, time()))
+        if call.queued_ms is not None:
+            response.headers["x-sparks-queue-ms"] = str(call.queued_ms)
     if call.body.breaks:
         request.environ["sparks.close"]()           # the rest of its body is not read: the connection ends here
     return response
@@ -108,7 +119,7 @@ def serve(desk, dialect):
     call = request.environ["sparks.call"]
     body = call.body.read()
     call.attend()
-    ask = dialect.read(body, desk.fleet)
+    ask = dialect.read(body, desk.fleet.view(call.key))
     del body
     if ask.stream is None:
         return Response(calls.plain(call, ask, dialect.write), mimetype="application/json")
@@ -130,11 +141,40 @@ def model_object(model):
 
 
 def list_models(desk):
-    return json_response({"object": "list", "data": [model_object(model) for model in desk.fleet.models()]})
+    return json_response({"object": "list", "data": [model_object(model) for model in view_of(desk).models()]})
 
 
 def one_model(desk, name):
-    return json_response(model_object(desk.fleet.find(name)))
+    return json_response(model_object(view_of(desk).find(name)))
+
+
+def view_of(desk):
+    return desk.fleet.view(request.environ["sparks.call"].key)
+
+
+def own_usage(desk):
+    """The caller's own totals and limits."""
+    key, now = request.environ["sparks.call"].key, time()
+    day = ledger.day_of(now)
+    return json_response({
+        "object": "usage", "key": key.name, "limits": {**key.limits._asdict(), "models": key.models or None},
+        "active": desk.gate.account(key.id).active, "queued": desk.gate.account(key.id).waiting,
+        "today": ledger.total(key.id, day), "this_month": ledger.total(key.id, day[:8] + "01"), "total": ledger.total(key.id),
+        "expires": key.expires})
+
+
+def show_metrics(keyring, metrics):
+    """For this machine alone, unless a proxy speaks for somebody else; or for an admin's key."""
+    if not from_here(request):
+        key = keyring.check(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+        if not key.admin:
+            raise Forbidden("metrics are for this machine, or for an admin's key (./run.sh keys add NAME --admin)")
+    return Response(metrics.text(), content_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def from_here(request):
+    proxied = any(name in request.headers for name in ("X-Forwarded-For", "CF-Connecting-IP", "Forwarded", "X-Real-IP"))
+    return request.remote_addr in ("127.0.0.1", "::1") and not proxied
 
 
 def show_help(desk):
@@ -158,7 +198,7 @@ def refused(error):
     allowed = {"Allow": ", ".join(sorted(error.valid_methods))} if getattr(error, "valid_methods", None) else {}
     if isinstance(error, HTTPException):
         error = from_werkzeug(error)
-    refusal = calls.ours(error)
+    refusal = request.environ["sparks.refusal"] = calls.ours(error)
     return json_response(error_body(refusal), refusal.status, {**allowed, **refusal.headers})
 
 
@@ -178,30 +218,62 @@ def from_werkzeug(error):
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="sparks", description="Start the gateway. Settings: sparks.example.toml.")
     parser.add_argument("--local", action="store_true", help="serve a small model on this machine")
+    parser.add_argument("--reload", action="store_true", help="let a running gateway read sparks.toml again")
     options = parser.parse_args(arguments)
     try:
         settings = settings_module.load()
-        keys.open_database(settings.db)
+        if options.reload:
+            return server.tell_to_reload(settings.db)
+        open_database(settings.db)
     except SettingsError as error:
         sys.exit(f"sparks: {error}")
     first_key = keys.first_key() if options.local else None
-    keys.database.close()                           # a connection must not go through the worker's fork
+    database.close()                                # a connection must not go through the worker's fork
     if options.local:
         local.adopt(settings)
-    server.run(settings.bind, lambda: start(settings, options.local, first_key))
+    log_module.set_up(settings.log)
+    server.run(settings, lambda worker: start(worker, settings, options.local, first_key))
 
 
-def start(settings, is_local, first_key):
-    """In the worker: the app, the look at the engine, and the local engine."""
-    keys.open_database(settings.db)
-    fleet = Fleet(settings)
-    desk = calls.Desk(settings, fleet, Gate(settings.max_active))
-    engine = local.Engine(urlsplit(settings.upstream[0]).port, log.info) if is_local else None
+def start(worker, settings, is_local, first_key):
+    """In the worker: the app, the look at the engine, the ledger's upkeep, and the local engine."""
+    open_database(settings.db, busy_timeout=0)
+    fleet, book, metrics = Fleet(settings), ledger.Ledger(settings), Metrics()
+    desk = calls.Desk(settings, fleet, open_gate(settings), book, (log_module.note, metrics.note))
+    metrics.watch(desk)
+    engine = local.Engine(urlsplit(settings.upstream[0]).port, log.warning) if is_local else None
     if engine:
         engine.start()
     gevent.spawn(fleet.watch)
+    gevent.spawn(book.keep_up)
     gevent.spawn(announce, settings, fleet, engine, first_key)
-    return create_app(desk, keys.Keyring())
+    worker.on_end = lambda: desk.drain(settings.drain)
+    worker.on_reload = lambda: reload(desk)
+    return create_app(desk, keys.Keyring(), metrics)
+
+
+def open_gate(settings):
+    """A Gate that knows what was used today and this month, before this start."""
+    gate, now = Gate(settings.max_active, settings.max_queued), time()
+    day = ledger.day_of(now)
+    today, month = ledger.used_by_key(day), ledger.used_by_key(day[:8] + "01")
+    for key, tokens in month.items():
+        gate.begin(key, today.get(key, 0), tokens, now)
+    return gate
+
+
+def reload(desk):
+    """Read sparks.toml again; what is wrong with it is logged, and the old settings stay."""
+    try:
+        new = settings_module.load(warn=log.warning)
+    except SettingsError as error:
+        return log.error("reload: %s; the old settings stay", error)
+    fixed = desk.settings.adopt(new)
+    desk.gate.slots, desk.gate.most_waiting = desk.settings.max_active, desk.settings.max_queued
+    desk.bodies.most = desk.settings.max_bodies
+    desk.fleet.configure()
+    calls.wake(desk.gate.grant())
+    log.warning("reload: sparks.toml was read" + (f"; {', '.join(fixed)} need a restart" if fixed else ""))
 
 
 def announce(settings, fleet, engine, first_key):

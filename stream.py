@@ -7,7 +7,8 @@ A stream is fed whatever the engine's socket gave and answers with what the clie
     end() -> bytes            the last event, or a Refusal where the answer is not whole
     fail(error) -> bytes      the last event of a stream that went wrong
     .over                     the engine has said its last word: feed no more, call end()
-    .tokens, .usage           how many events carried a token; the engine's own figures, if it gave them
+    .tokens, .thoughts        how many events carried a token, and how many of these a thought
+    .usage                    the engine's own figures, if it gave them
 
 Source: the WHATWG's event stream grammar; OpenAI's chat completion chunks; what vLLM and llama.cpp send.
 """
@@ -237,7 +238,7 @@ class ChatStream:
         self.events, self.choices = Events(), {}
         self.settled = False                        # no leaked tag can come any more: content needs no look
         self.over, self.fault = False, None
-        self.tokens, self.usage = 0, None
+        self.tokens, self.thoughts, self.usage = 0, 0, None
 
     def feed(self, data):
         out = []
@@ -282,6 +283,7 @@ class ChatStream:
             event = self.renamed(event)
             if event is None:
                 return None
+            self.thoughts += 1
         self.tokens += 1
         return event + b"\n\n"
 
@@ -367,7 +369,8 @@ class ChatStream:
                 changed = state.calls.place(call, chunk.get("id") or "0") or changed
         state.finished = state.finished or finishes
         says = any(delta.get(name) for name in ("content", "tool_calls", "refusal", *NAMES))
-        self.tokens += bool(says or finishes)
+        self.tokens += bool(says)
+        self.thoughts += any(delta.get(name) for name in NAMES)
         if held_back and not says and not finishes and "role" not in delta and not choice.get("logprobs"):
             return None
         return changed

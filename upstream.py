@@ -1,13 +1,13 @@
 """Models and engines: what is loaded, which engine answers, send, count."""
 import logging
 import posixpath
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import orjson
 import requests
 from gevent.event import Event
 
-from errors import InvalidRequest, ModelNotFound, ModelUnavailable, RETRY_AFTER
+from errors import InvalidRequest, ModelNotAllowed, ModelNotFound, ModelUnavailable, RETRY_AFTER
 from http1 import Off, Pool
 from settings import matches
 
@@ -83,9 +83,14 @@ class Fleet:
     def __init__(self, settings):
         self.settings = settings
         self.engine = Engine(settings.upstream[0], settings.upstream_key)
-        self.known = []
-        self.remember([self.from_entry(entry, None) for entry in settings.models] or self.named())
         self.looked, self.hurry = Event(), Event()
+        self.configure()
+
+    def configure(self):
+        """Know the models of the settings, and what the last look showed of them."""
+        self.known = []
+        self.remember([self.from_entry(entry, None) for entry in self.settings.models] or self.named())
+        self.learn(self.engine.served)
 
     # -- what there is
 
@@ -108,6 +113,10 @@ class Fleet:
                                    .replace("  ", " "), retry_after=RETRY_AFTER)
         return found
 
+    def view(self, key):
+        """The fleet as a key may see it."""
+        return View(self, key) if key.models or key.reasoning_field else self
+
     # -- looking
 
     def watch(self):
@@ -123,7 +132,7 @@ class Fleet:
         self.looked.set()
         after = [model.id for model in self.models()]
         if before != after:
-            log.info("models loaded: %s", ", ".join(after) or f"none; no engine answers at {self.engine.url}")
+            log.warning("models loaded: %s", ", ".join(after) or f"none; no engine answers at {self.engine.url}")
 
     def learn(self, served):
         """Bring `known` up to date with what the engine lists. What was known stays known while it is off."""
@@ -189,6 +198,25 @@ class Fleet:
             self.hurry.set()
             error.retry_after = RETRY_AFTER
             raise
+
+
+class View:
+    """A fleet with the models that a key may use, its reasoning under the name that its client reads."""
+
+    def __init__(self, fleet, key):
+        self.fleet, self.key = fleet, key
+
+    def allows(self, model):
+        return not self.key.models or any(matches(model.id, pattern) for pattern in self.key.models)
+
+    def models(self):
+        return [model for model in self.fleet.models() if self.allows(model)]
+
+    def find(self, name):
+        model = self.fleet.find(name)
+        if not self.allows(model):
+            raise ModelNotAllowed(f"this key may not use {model.id}; it may use {', '.join(self.key.models)}", "model")
+        return replace(model, reasoning_field=self.key.reasoning_field or model.reasoning_field)
 
 
 def family(served):

@@ -198,14 +198,14 @@ def read_numbers(payload):
 # ---- the plain answer
 
 def write(answer, ask):
-    """The client's bytes for an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
+    """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
     if isinstance(answer, bytes):
         answer = collected(answer, ask)
     for choice in answer.get("choices") or []:
         message = choice.get("message") if isinstance(choice, dict) else None
         if isinstance(message, dict):
             write_message(message, ask.extra["names"])
-    return dumps(answer)
+    return dumps(answer), answer.get("usage")
 
 
 def write_message(message, names):

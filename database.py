@@ -1,0 +1,77 @@
+"""The database file: one connection, and the migrations that bring an old file up to date.
+
+The connection is shared by all greenlets of the process, so nothing may switch inside a transaction.
+"""
+import os
+
+import peewee
+
+from errors import SettingsError
+
+database = peewee.SqliteDatabase(None, thread_safe=False)
+
+
+def open_database(path, busy_timeout=5000):
+    """Open the file (made with mode 0600), brought up to date. `busy_timeout`: milliseconds for which SQLite may block the
+    process while another one holds the lock. Raises SettingsError with one line."""
+    try:
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
+            if file.read(16) not in (b"", b"SQLite format 3\0"):
+                raise OSError("it is no SQLite database")
+        os.chmod(path, 0o600)
+        database.init(str(path), pragmas={"journal_mode": "wal", "synchronous": "normal", "busy_timeout": 5000},
+                      check_same_thread=False)
+        database.connect(reuse_if_open=True)
+        migrate()
+        database.execute_sql(f"PRAGMA busy_timeout = {busy_timeout}")
+    except (OSError, peewee.PeeweeException) as error:
+        if not database.deferred:
+            database.close()
+        raise SettingsError(f"SPARKS_DB: {path} cannot be used: {error}") from None
+
+
+def transaction():
+    """A transaction that takes the write lock at once, or fails at once."""
+    return database.atomic("IMMEDIATE")
+
+
+# ---- migrations: in order, for ever; an old file goes through those it lacks
+
+def first_keys():
+    yield """CREATE TABLE IF NOT EXISTS key (id INTEGER PRIMARY KEY, name TEXT NOT NULL, prefix TEXT NOT NULL,
+             digest TEXT NOT NULL UNIQUE, created DATETIME NOT NULL, revoked DATETIME)"""
+
+
+def limits():
+    for column in ("requests_per_minute INTEGER", "tokens_per_minute INTEGER", "active INTEGER", "tokens_per_day INTEGER",
+                   "tokens_per_month INTEGER", "models TEXT", "expires DATETIME", "reasoning_field TEXT",
+                   "admin INTEGER NOT NULL DEFAULT 0"):
+        yield f"ALTER TABLE key ADD COLUMN {column}"
+
+
+def first_ledger():
+    yield """CREATE TABLE request (id TEXT NOT NULL, key_id INTEGER NOT NULL, model TEXT NOT NULL, engine TEXT NOT NULL,
+             route TEXT NOT NULL, started REAL NOT NULL, queued_ms INTEGER, first_ms INTEGER, total_ms INTEGER NOT NULL,
+             status INTEGER NOT NULL, error TEXT, streamed INTEGER NOT NULL, aborted INTEGER NOT NULL,
+             truncated INTEGER NOT NULL, prompt_tokens INTEGER, cached_tokens INTEGER, completion_tokens INTEGER,
+             reasoning_tokens INTEGER, counted TEXT NOT NULL)"""
+    yield "CREATE INDEX request_started ON request (started)"
+    yield "CREATE INDEX request_id ON request (id)"
+    yield """CREATE TABLE day (day TEXT NOT NULL, key_id INTEGER NOT NULL, model TEXT NOT NULL, requests INTEGER NOT NULL,
+             ok INTEGER NOT NULL, errors INTEGER NOT NULL, aborted INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL,
+             cached_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, reasoning_tokens INTEGER NOT NULL,
+             PRIMARY KEY (day, key_id, model)) WITHOUT ROWID"""
+
+
+MIGRATIONS = [first_keys, limits, first_ledger]
+
+
+def migrate():
+    with transaction():
+        database.execute_sql("CREATE TABLE IF NOT EXISTS migration (name TEXT PRIMARY KEY)")
+        done = {name for name, in database.execute_sql("SELECT name FROM migration").fetchall()}
+        for step in MIGRATIONS:
+            if step.__name__ not in done:
+                for sql in step():
+                    database.execute_sql(sql)
+                database.execute_sql("INSERT INTO migration (name) VALUES (?)", (step.__name__,))
