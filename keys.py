@@ -69,7 +69,9 @@ MIGRATIONS = [first_keys]                               # in order, for ever: an
 def open_database(path):
     """Open the database file (made with mode 0600), brought up to date. Raises SettingsError with one line."""
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
+            if file.read(16) not in (b"", b"SQLite format 3\0"):
+                raise OSError("it is no SQLite database")
         os.chmod(path, 0o600)
         database.init(str(path), pragmas={"journal_mode": "wal", "synchronous": "normal", "busy_timeout": 5000},
                       check_same_thread=False)
