@@ -45,11 +45,13 @@ def test_slots(slots, events, granted):
     # one key: in order
     (1, "+a1 +a2 +a3 -a1 -a2 -a3", ["a1", "", "", "a2", "a3", ""]),
     # two keys take turns, however many one of them sent before
-    (1, "+a1 +a2 +a3 +a4 +b1 +b2 -a1 -a2 -b1 -a3 -b2 -a4", ["a1", "", "", "", "", "", "a2", "b1", "a3", "b2", "a4", ""]),
+    (1, "+a1 +a2 +a3 +a4 +b1 +b2 -a1 -a2 -b1 -a3 -b2 -a4", ["a1", "", "", "", "", "", "a2", "b1", "a3", "b2", "a4",
+                                                            ""]),
     # who comes late waits one turn, not twenty
-    (1, "+a1 +a2 +a3 +a4 +a5 -a1 +b1 -a2 -b1", ["a1", "", "", "", "", "a2", "", "a3", "b1"]),
+    (1, "+a1 +a2 +a3 +a4 +a5 -a1 +b1 -a2 -a3 -b1", ["a1", "", "", "", "", "a2", "", "a3", "b1", "a4"]),
     # three keys
-    (1, "+x1 +a1 +a2 +b1 +b2 +c1 -x1 -a1 -b1 -c1 -a2 -b2", ["x1", "", "", "", "", "", "a1", "b1", "c1", "a2", "b2", ""]),
+    (1, "+x1 +a1 +a2 +b1 +b2 +c1 -x1 -a1 -b1 -c1 -a2 -b2", ["x1", "", "", "", "", "", "a1", "b1", "c1", "a2", "b2",
+                                                            ""]),
     # two slots become free one after the other
     (2, "+a1 +a2 +a3 +a4 +b1 -a1 -a2 -a3", ["a1", "a2", "", "", "", "a3", "b1", "a4"]),
 ])
