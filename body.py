@@ -80,7 +80,7 @@ class Body:
             self.sock.settimeout(None)
 
     def too_large(self):
-        most = f"{self.most >> 20} MB" if self.most >= PIECE else f"{self.most} bytes"
+        most = f"{self.most / PIECE:.4g} MB" if self.most >= PIECE else f"{self.most} bytes"
         return TooLarge(f"the body is over {most}; shrink embedded images or send fewer of them")
 
     def hold(self, size):

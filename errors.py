@@ -130,8 +130,11 @@ def message_of(fields):
     """The sentence in an engine's error, or None where there is none that a person should see."""
     message = fields.get("message") or fields.get("detail")
     if isinstance(message, list):                   # FastAPI's: [{"loc": [...], "msg": "..."}]
-        message = "; ".join(f"{'.'.join(map(str, item.get('loc') or ()))}: {item.get('msg')}"
-                            for item in message if isinstance(item, dict))
+        message = "; ".join(f"{place(item.get('loc'))}: {item.get('msg')}" for item in message if isinstance(item, dict))
     if not isinstance(message, str) or not message.strip() or MARKUP.search(message):
         return None
     return message.strip()[:MAX_MESSAGE]
+
+
+def place(loc):
+    return ".".join(map(str, loc)) if isinstance(loc, list) else str(loc)

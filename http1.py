@@ -19,6 +19,7 @@ IDLE = 4                                            # seconds: uvicorn closes a 
 READ = 65536                                        # bytes a read
 MAX_HEAD = 65536
 MAX_LINE = 4096                                     # bytes of a chunk's size line
+HEXADECIMAL = b"0123456789abcdefABCDEF"
 
 
 class BadAnswer(UpstreamError):
@@ -39,25 +40,17 @@ class Chunked:
     """The chunked transfer coding."""
 
     def __init__(self):
-        self.left = 0                               # bytes of this chunk still to come, its CRLF included
-        self.line = b""                             # an unfinished size line
-        self.trailer = self.ended = self.surplus = False
+        self.left = 0                               # bytes of this chunk's data still to come
+        self.line = b""                             # an unfinished line
+        self.state = "size"                         # what comes next: size, data, end (of a chunk), trailer
+        self.ended = self.surplus = False
 
     def feed(self, data):
-        if not self.left and not self.line and not self.trailer:
-            whole = self.one_chunk(data)
+        if self.state == "size" and not self.line and not self.ended:
+            whole = one_chunk(data)
             if whole is not None:
                 return whole
         return b"".join(self.pieces(self.line + data))
-
-    def one_chunk(self, data):
-        """The usual case: these bytes are exactly one chunk, as vLLM sends one event."""
-        head = data.find(b"\r\n", 0, 12)
-        if head > 0 and len(data) > 16:
-            size = hexadecimal(data[:head])
-            if size and len(data) == head + size + 4:
-                return data[head + 2:-2]
-        return None
 
     def pieces(self, data):
         at, self.line = 0, b""
@@ -65,12 +58,12 @@ class Chunked:
             if self.ended:
                 self.surplus = True
                 return
-            if self.left:
-                take = min(self.left, len(data) - at)
-                body = take - max(0, 2 - (self.left - take))
-                if body > 0:
-                    yield data[at:at + body]
-                at, self.left = at + take, self.left - take
+            if self.state == "data":
+                piece = data[at:at + self.left]
+                yield piece
+                at, self.left = at + len(piece), self.left - len(piece)
+                if not self.left:
+                    self.state = "end"
                 continue
             end = data.find(b"\r\n", at)
             if end < 0:
@@ -82,24 +75,35 @@ class Chunked:
             at = end + 2
 
     def on_line(self, line):
-        if self.trailer:                            # trailer fields, until an empty line
+        if self.state == "size":
+            self.left = hexadecimal(line.partition(b";")[0].strip())
+            self.state = "data" if self.left else "trailer"
+        elif self.state == "end":
+            if line:
+                raise BadAnswer("the engine sent a chunk that is longer than its size")
+            self.state = "size"
+        else:                                       # trailer fields, until an empty line
             self.ended = not line
-        else:
-            size = hexadecimal(line.partition(b";")[0].strip())
-            self.left, self.trailer = size + 2 if size else 0, not size
 
     def eof(self):
         """The connection has ended. Returns whether the body is whole."""
         return self.ended
 
 
+def one_chunk(data):
+    """The usual case, these bytes are exactly one chunk, as vLLM sends one event: its data. Else None."""
+    head = data.find(b"\r\n", 0, 12)
+    if head > 0 and data.endswith(b"\r\n") and not data[:head].strip(HEXADECIMAL):
+        size = int(data[:head], 16)
+        if size and len(data) == head + size + 4:
+            return data[head + 2:-2]
+    return None
+
+
 def hexadecimal(digits):
-    try:
-        if digits.isalnum():
-            return int(digits, 16)
-    except ValueError:
-        pass
-    raise BadAnswer("the engine sent a chunk whose size cannot be read")
+    if not digits or digits.strip(HEXADECIMAL):
+        raise BadAnswer("the engine sent a chunk whose size cannot be read")
+    return int(digits, 16)
 
 
 class Length:
@@ -263,6 +267,7 @@ class Answer:
         self.pool, self.request = pool, (head, body)
         self.status = self.headers = self.framing = None
         self.buffer, self.keeps, self.closed = b"", False, False
+        self.begun = False                          # a byte has come back
         self.connection = pool.take()
         self.send()
 
@@ -290,7 +295,7 @@ class Answer:
     def again(self):
         """Once more on a new connection. A server may close an idle one in the very moment in which it is used:
         then not a byte has come back, and nobody has seen the request."""
-        stale = self.connection.used and not self.buffer
+        stale = self.connection.used and not self.begun
         if stale:
             self.connection.close()
             self.pool.idle, old = [], self.pool.idle
@@ -314,6 +319,7 @@ class Answer:
                 if not data and not self.again():
                     raise UpstreamError("the engine closed the connection without an answer; send the request again")
                 self.buffer += data
+                self.begun = True
 
     def parse(self, head):
         first, *lines = head.split(b"\r\n")
@@ -325,7 +331,7 @@ class Answer:
         pairs = (line.decode("latin-1").partition(":") for line in lines)
         self.headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
         self.request = None
-        self.framing = self.connection.framing = framing_of(self.headers)
+        self.framing = self.connection.framing = Length(0) if status in (204, 304) else framing_of(self.headers)
         self.keeps = first.startswith(b"HTTP/1.1") and self.headers.get("connection", "").lower() != "close"
         self.status = status
         if self.headers.get("content-encoding", "identity").lower() != "identity":
@@ -401,6 +407,6 @@ def framing_of(headers):
     if "chunked" in headers.get("transfer-encoding", "").lower():
         return Chunked()
     length = headers.get("content-length", "")
-    if length.isdigit():
+    if length.isascii() and length.isdigit():
         return Length(int(length))
     return UntilClose()

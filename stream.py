@@ -184,33 +184,42 @@ class Calls:
     def place(self, call, completion):
         """Set the true index of a delta's call (a dict, changed in place). Returns whether anything changed."""
         before = dict(call)
-        theirs, ident = call.get("index"), call.get("id")
-        name = (call.get("function") or {}).get("name")
+        theirs, ident = plain(call.get("index")), plain(call.get("id"))
+        function = call.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
         if ident in self.by_id:
             index = self.by_id[ident]
-        elif theirs in self.by_index and not (ident and name):
+        elif theirs is not None and theirs in self.by_index and not (ident and name):
             index = self.by_index[theirs]
             call.pop("id", None)                    # an id made anew for each piece would read as another call
-        elif theirs is None and not ident and self.count and not (name and self.named):
+        elif theirs is None and self.count and not (name and (ident or self.named)):
             index = self.count - 1
+            call.pop("id", None)
         else:
-            index = self.open(call, completion)
-        self.by_index[theirs] = call["index"] = index
+            index = self.open(call, ident, completion)
+        if theirs is not None:
+            self.by_index[theirs] = index
+        call["index"] = index
         self.named = self.named or bool(name)
         return call != before
 
-    def open(self, call, completion):
+    def open(self, call, ident, completion):
         index, self.count, self.named = self.count, self.count + 1, False
-        if not call.get("id"):
+        if not ident:
             call["id"] = f"call_{completion}_{index}"       # without one the client could not send its result back
         self.by_id[call["id"]] = index
         return index
 
 
+def plain(value):
+    """A value that can name something, or None."""
+    return value if isinstance(value, (str, int)) else None
+
+
 # ---- chat completion chunks
 
 # A reasoning string inside an event. Quotes inside JSON strings are escaped, so this cannot match in a text.
-REASONING = re.compile(rb'"(reasoning(?:_content)?)":("[^"\\]*(?:\\.[^"\\]*)*")')
+REASONING = re.compile(rb'"(reasoning(?:_content)?)":("(?!")[^"\\]*(?:\\.[^"\\]*)*")')
 
 
 class Choice:
@@ -268,7 +277,8 @@ class ChatStream:
         head = {name: completion.get(name) for name in ("id", "created", "model")}
         head["object"] = "chat.completion.chunk"
         chunks = [{**head, "choices": [chunk_of(choice)]} for choice in completion.get("choices") or []]
-        chunks.append({**head, "choices": [], "usage": completion.get("usage")})
+        if completion.get("usage"):
+            chunks.append({**head, "choices": [], "usage": completion["usage"]})
         return self.feed(b"".join(map(data_event, chunks)) + DONE)
 
     # -- an event
@@ -277,7 +287,7 @@ class ChatStream:
         """The event for the client where bytes tell enough, else None."""
         if not (self.one and event.startswith(b"data: {") and b'"finish_reason":null' in event
                 and (self.settled or b'"content":' not in event) and b'"tool_calls"' not in event
-                and b'"usage"' not in event and b'"error"' not in event and b"\n" not in event and sound(event)):
+                and b'"role"' not in event and b'"usage"' not in event and b'"error"' not in event and b"\n" not in event and sound(event)):
             return None
         if b'"reasoning' in event:
             event = self.renamed(event)
@@ -358,13 +368,14 @@ class ChatStream:
         """Mend one choice in place. Returns whether it changed, or None if nothing is left of it."""
         index = choice.get("index")
         state = self.choices.setdefault(index if isinstance(index, int) else 0, Choice())
-        delta = choice.get("delta")
-        if not isinstance(delta, dict):
+        delta, odd = choice.get("delta"), not isinstance(choice.get("delta"), dict)
+        if odd:
             delta = choice["delta"] = {}
         finishes = choice.get("finish_reason") is not None
         held_back = delta.get("content")
-        changed = self.mend_text(delta, state, finishes)
-        for call in delta.get("tool_calls") or []:
+        changed = self.mend_text(delta, state, finishes) or odd
+        calls = delta.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
             if isinstance(call, dict):
                 changed = state.calls.place(call, chunk.get("id") or "0") or changed
         state.finished = state.finished or finishes

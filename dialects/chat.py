@@ -5,6 +5,8 @@ fields of reasoning, and stream_options; it reads messages and tools far enough 
 
 Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v1/chat/completions.
 """
+import gc
+
 import orjson
 
 import reasoning
@@ -47,10 +49,13 @@ def read(body, fleet):
 
 def parse(body):
     """The JSON object of a body. NaN, lone surrogates, bad UTF-8 and endless nesting are none."""
+    gc.disable()                                        # it would walk through millions of new objects, again and again
     try:
         payload = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    finally:
+        gc.enable()
     if not isinstance(payload, dict):
         raise InvalidRequest("the body must be a JSON object")
     return payload
@@ -144,7 +149,10 @@ def read_calls(message, where):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise bad(f"{where}.tool_calls[{at}]", "must hold a function with a name")
-        function["arguments"] = mended(function.get("arguments"))
+        try:
+            function["arguments"] = mended(function.get("arguments"))
+        except RecursionError:
+            raise bad(f"{where}.tool_calls[{at}]", "has arguments that are nested too deeply") from None
 
 
 def mended(arguments):

@@ -1,0 +1,335 @@
+"""Models: what is listed, and how a client's name finds one, on the real server."""
+import time
+
+import pytest
+
+from conftest import Gateway, Shared
+from engine import MODELS, Engine, Json
+
+CHAT = "/v1/chat/completions"
+LISTED = "/v1/models"
+OWN = MODELS[0]["id"]
+
+
+def ask(gateway, model=None, **fields):
+    name = {} if model is None else {"model": model}
+    return gateway.client().post(CHAT, {"messages": [{"role": "user", "content": "Hi"}], **name, **fields})
+
+
+def listed(gateway):
+    answer = gateway.client().get(LISTED)
+    found = answer.json()
+    assert answer.status == 200 and answer.headers["content-type"] == "application/json" and found["object"] == "list"
+    return found["data"]
+
+
+def until(gateway, models, seconds=5):
+    """Wait until these models are listed, in this order: their ids, or all of their fields."""
+    end = time.monotonic() + seconds
+    while (found := listed(gateway)) != models and [entry["id"] for entry in found] != models:
+        assert time.monotonic() < end, found
+        time.sleep(0.02)
+
+
+def model(id, context=None, owned_by="sparks-gateway"):
+    size = dict.fromkeys(("max_model_len", "context_length", "context_window"), context) if context else {}
+    return {"id": id, "object": "model", "created": 0, "owned_by": owned_by, **size}
+
+
+def reaches(engine, answer, name):
+    """The request came to the engine under its own name, and the answer's model stays as the engine gave it."""
+    assert answer.status == 200 and answer.json()["model"] == name
+    return engine.requests[-1].json()["model"] == name
+
+
+def no_model(answer):
+    error = answer.json()["error"]
+    assert (answer.status, error["code"], error["type"], error["param"]) == (404, "model_not_found", "not_found_error", "model")
+    return error["message"]
+
+
+@pytest.fixture(scope="module")
+def pair(stock, tmp_path_factory):
+    """A gateway that looks at its engine twenty times a second."""
+    with Engine() as engine:
+        gateway = Gateway(tmp_path_factory.mktemp("models"), engine.url, stock, poll=0.05)
+        try:
+            gateway.wait_alive()
+            yield Shared(engine, gateway)
+        finally:
+            gateway.stop()
+        gateway.check_log()
+
+
+@pytest.fixture
+def shared(pair):
+    pair.engine.reset()
+    pair.engine.start()
+    until(pair, [model(OWN, 850000)])
+    yield pair
+    assert not pair.engine.faults, "\n".join(pair.engine.faults)
+
+
+# ---- the list
+
+def test_fields(shared):
+    assert listed(shared) == [model(OWN, 850000)]
+
+
+def test_context_of_llama_cpp(shared):
+    shared.engine.like, shared.engine.models = "llama", [{"id": "small", "max_model_len": 4096}]
+    until(shared, ["small"])
+    assert listed(shared) == [model("small", 4096)]
+
+
+@pytest.mark.parametrize("entry", [{}, {"max_model_len": None}, {"max_model_len": 0}, {"max_model_len": "many"}, {"meta": None},
+                                   {"meta": [1]}, {"meta": {"n_ctx": None}}, {"max_model_len": -5, "meta": 3}], ids=str)
+def test_context_that_is_not_known(shared, entry):
+    shared.engine.on(LISTED, [Json({"object": "list", "data": [{"id": "odd", **entry}]})])
+    until(shared, ["odd"])
+    assert listed(shared) == [model("odd")]
+
+
+@pytest.mark.parametrize("answer", [
+    Json({"error": {"message": "Loading model"}}, 503), Json({"detail": "Not Found"}, 404), Json({"error": "Unauthorized"}, 401), Json([]),
+    Json({}), Json(None), Json({"data": None}), Json({"data": {}}), Json({"data": [1]}), Json({"data": []}), Json({"data": [{}]}),
+    Json({"data": [{"id": 5}]}), Json("text"), Json({}, 307, {"Location": "http://127.0.0.1:9/"}),
+], ids=lambda answer: f"{answer.status} {answer.value}"[:40])
+def test_engine_whose_list_is_none(shared, answer):
+    """It counts as off: an empty list, 503 for requests, and back as soon as it answers well."""
+    shared.engine.on(LISTED, [answer])
+    until(shared, [])
+    refused = ask(shared)
+    assert refused.status == 503 and refused.json()["error"]["code"] == "model_unavailable"
+    assert refused.headers["retry-after"].isdigit()
+    del shared.engine.routes[LISTED]
+    until(shared, [OWN])
+    assert ask(shared).status == 200
+
+
+def test_empty_while_off(shared):
+    shared.engine.stop()
+    until(shared, [])
+    assert shared.client().get(f"{LISTED}/{OWN}").json()["error"]["code"] == "model_unavailable"
+    shared.engine.start()
+    until(shared, [OWN])
+
+
+def test_empty_while_it_loads(shared):
+    shared.engine.models = []
+    until(shared, [])
+    assert ask(shared, OWN).json()["error"]["code"] == "model_unavailable"
+    no_model(ask(shared, "other"))                  # what was known stays known: this one is never to come
+    shared.engine.models = MODELS
+    until(shared, [OWN])
+
+
+def test_engine_that_changes_its_model(shared):
+    shared.engine.models = [{"id": "next", "max_model_len": 1000}]
+    until(shared, ["next"])
+    assert reaches(shared.engine, ask(shared), "next")
+    no_model(ask(shared, OWN))
+
+
+def test_sick_engine(shared):
+    shared.engine.on("/health", [Json({}, 500)])
+    until(shared, [])
+    del shared.engine.routes["/health"]
+    until(shared, [OWN])
+
+
+def test_engine_without_health(shared):
+    shared.engine.on("/health", [Json({}, 404)])
+    before, end = len(shared.engine.probes), time.monotonic() + 5
+    while len(shared.engine.probes) < before + 6:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    until(shared, [OWN])
+
+
+# ---- one of them
+
+def test_one_model(shared):
+    answer = shared.client().get(f"{LISTED}/{OWN}")
+    assert answer.status == 200 and answer.json() == model(OWN, 850000)
+    assert shared.client().get(f"{LISTED}/{OWN.lower()}").json() == model(OWN, 850000)
+
+
+def test_id_with_slashes(shared):
+    shared.engine.models = [{"id": "zai-org/GLM-5.3/Flash", "max_model_len": 10}]
+    until(shared, ["zai-org/GLM-5.3/Flash"])
+    for path in ("zai-org/GLM-5.3/Flash", "zai-org%2FGLM-5.3%2fFlash", "Flash"):
+        assert shared.client().get(f"{LISTED}/{path}").json() == model("zai-org/GLM-5.3/Flash", 10)
+    no_model(shared.client().get(f"{LISTED}/zai-org"))
+
+
+def test_id_with_odd_letters(shared):
+    name = "modèle 日本 %41?#"
+    shared.engine.models = [{"id": name}]
+    until(shared, [name])
+    path = "mod%C3%A8le%20%E6%97%A5%E6%9C%AC%20%2541%3F%23"
+    assert shared.client().get(f"{LISTED}/{path}").json()["id"] == name
+    assert reaches(shared.engine, ask(shared, name), name)
+
+
+@pytest.mark.parametrize("name", ["nothing", "x" * 2000, OWN + "x", OWN[:-1], "*", "a/b", ".gguf"])
+def test_unknown_model(shared, name):
+    for answer in (shared.client().get(f"{LISTED}/{name}"), ask(shared, name), ask(shared, name, stream=True)):
+        message = no_model(answer)
+        assert OWN in message and len(message) < 300
+    assert shared.engine.requests == []
+
+
+# ---- which one is meant
+
+@pytest.mark.parametrize("name", [None, OWN, OWN.lower(), OWN.upper()])
+def test_names_of_the_only_model(shared, name):
+    assert reaches(shared.engine, ask(shared, name), OWN)
+
+
+def test_null_is_the_default(shared):
+    answer = shared.client().post(CHAT, {"messages": [{"role": "user", "content": "Hi"}], "model": None})
+    assert reaches(shared.engine, answer, OWN)
+
+
+@pytest.mark.parametrize("name", [1, True, 0, [], {}, [OWN], {"id": OWN}])
+def test_name_of_the_wrong_type(shared, name):
+    answer = shared.client().post(CHAT, {"messages": [{"role": "user", "content": "Hi"}], "model": name})
+    error = answer.json()["error"]
+    assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", "model")
+
+
+@pytest.mark.parametrize("file, names", [
+    ("/models/Tiny-1B.Q4_K_M.gguf", ["tiny-1b.q4_k_m.gguf", "Tiny-1B.Q4_K_M", "/models/Tiny-1B.Q4_K_M.gguf"]),
+    ("/models/GLM-5.3", ["glm-5.3", "/MODELS/glm-5.3"]),
+])
+def test_file_name_of_the_engine(shared, file, names):
+    """llama.cpp calls a model by its file."""
+    shared.engine.models = [{"id": file}]
+    until(shared, [file])
+    assert all(reaches(shared.engine, ask(shared, name), file) for name in names)
+
+
+def test_served_names_of_one_root_are_one_model(shared):
+    """vLLM's --served-model-name a b c."""
+    shared.engine.models = [{"id": name, "root": "/models/glm", "max_model_len": 7} for name in ("first", "second", "third")]
+    until(shared, ["first"])
+    assert listed(shared) == [model("first", 7)]
+    for name in ("first", "SECOND", "third", "glm", None):
+        assert reaches(shared.engine, ask(shared, name), "first")
+    assert shared.client().get(f"{LISTED}/second").json()["id"] == "first"
+
+
+def test_different_roots_are_different_models(shared):
+    shared.engine.models = [{"id": "one", "root": "/models/one"}, {"id": "two", "root": "/models/two"}, {"id": "uno", "root": "/models/one"}]
+    until(shared, ["one", "two"])
+    assert reaches(shared.engine, ask(shared), "one")
+    assert reaches(shared.engine, ask(shared, "two"), "two")
+    assert reaches(shared.engine, ask(shared, "uno"), "one")
+    assert set(no_model(ask(shared, "three")).replace(" ", ",").split(",")) >= {"one", "two"}
+
+
+# ---- SPARKS_MODEL
+
+def test_public_name(gateway, engine):
+    front = gateway(model="glm-5.3-flash")
+    assert listed(front) == [model("glm-5.3-flash", 850000)]
+    for name in ("glm-5.3-flash", "GLM-5.3-Flash", None, OWN, OWN.lower()):
+        assert reaches(engine, ask(front, name), OWN)
+    assert front.client().get(f"{LISTED}/{OWN}").json()["id"] == "glm-5.3-flash"
+    message = no_model(ask(front, "gpt-4o"))
+    assert "glm-5.3-flash" in message and OWN not in message
+
+    stream = ask(front, "glm-5.3-flash", stream=True)
+    assert {event.json()["model"] for event in stream.events() if event.data != "[DONE]"} == {OWN}
+
+    engine.models = [{"id": "other"}, {"id": "glm-5.3-FLASH"}]      # the engine's own model of that name is meant
+    end = time.monotonic() + 5
+    while ask(front).json().get("model") != "glm-5.3-FLASH":
+        assert time.monotonic() < end
+    engine.models = []
+    until(front, [])
+    assert ask(front, "glm-5.3-flash").status == 503
+    no_model(ask(front, "gpt-4o"))
+
+
+def test_public_name_while_the_engine_was_never_there(gateway, engine):
+    engine.models = []
+    front = gateway(model="glm-5.3-flash", wait="alive")
+    assert listed(front) == []
+    assert ask(front, "GLM-5.3-flash").json()["error"]["code"] == "model_unavailable"
+    assert ask(front).json()["error"]["code"] == "model_unavailable"
+    no_model(ask(front, "gpt-4o"))
+    no_model(front.client().get(f"{LISTED}/gpt-4o"))
+
+
+# ---- [models] in sparks.toml
+
+CONFIG = """
+[models."glm-5.3-flash"]
+engine = "GLM-5.3-Flash-EXL3"
+aliases = ["claude-*", "gpt-*o*", "Best", "odd[1]"]
+context = 200000
+
+[models."small"]
+engine = "qwen/Qwen3-4B"
+default = true
+aliases = ["*-mini", "haiku*"]
+effort = "qwen"
+reasoning_field = "reasoning"
+
+[models."later"]
+"""
+
+
+@pytest.fixture
+def front(gateway, engine):
+    engine.models = [*MODELS, {"id": "qwen/Qwen3-4B", "max_model_len": 32768}, {"id": "unmentioned"}]
+    return gateway(config=CONFIG)
+
+
+def test_tables(front, engine):
+    assert listed(front) == [model("glm-5.3-flash", 200000), model("small", 32768)]
+
+    for name in ("glm-5.3-flash", "GLM-5.3-FLASH", OWN, "claude-sonnet-4-5", "Claude-X", "claude-", "gpt-4o", "GPT-4O-2024", "best",
+                 "odd[1]"):
+        assert reaches(engine, ask(front, name), OWN), name
+    for name in (None, "small", "SMALL", "qwen/qwen3-4b", "Qwen3-4B", "o4-mini", "haiku", "HAIKU 4\n5"):
+        assert reaches(engine, ask(front, name), "qwen/Qwen3-4B"), name
+    assert reaches(engine, ask(front, "gpt-4o-mini"), OWN)              # both match: the first table wins
+
+    for name in ("claude", "gpt-3", "gpt-", "odd1", "b.st", "unmentioned", "best2", "x-claude-y"):
+        message = no_model(ask(front, name))
+        assert message == f"there is no model {name!r} here; there is glm-5.3-flash, small, later (see GET /v1/models)"
+
+    assert front.client().get(f"{LISTED}/claude-opus").json()["id"] == "glm-5.3-flash"
+    unloaded = ask(front, "later")
+    assert unloaded.status == 503 and "later" in unloaded.json()["error"]["message"]
+    assert front.client().get(f"{LISTED}/later").status == 503
+
+    ask(front, "small", reasoning_effort="high").read_all()             # each model has its own effort table
+    assert engine.requests[-1].json()["chat_template_kwargs"] == {"enable_thinking": True}
+    ask(front, "best", reasoning_effort="high").read_all()
+    assert engine.requests[-1].json()["chat_template_kwargs"] == {"enable_thinking": True, "reasoning_effort": "high"}
+    assert set(ask(front, "small").json()["choices"][0]["message"]) & {"reasoning", "reasoning_content"} == {"reasoning"}
+    assert set(ask(front, "best").json()["choices"][0]["message"]) >= {"reasoning", "reasoning_content"}
+
+    engine.models = MODELS                                              # one of them goes
+    until(front, ["glm-5.3-flash"])
+    assert ask(front, "small").status == 503 and ask(front).status == 503 and ask(front, "best").status == 200
+    engine.models = [{"id": "later", "max_model_len": 5}]               # another one comes
+    until(front, ["later"])
+    assert ask(front, "LATER").status == 200 and ask(front, "best").status == 503
+
+
+def test_only_table_takes_the_only_model(gateway, engine):
+    """One table and one model: they mean each other without `engine`."""
+    front = gateway(config='[models."mine"]\naliases = ["claude-*"]')
+    assert listed(front) == [model("mine", 850000)]
+    for name in ("mine", "claude-x", OWN, None):
+        assert reaches(engine, ask(front, name), OWN)
+    engine.models = [{"id": "one"}, {"id": "two"}]                      # now nobody knows which one is meant
+    until(front, [])
+    engine.models = [{"id": "one"}, {"id": "MINE"}]
+    until(front, ["mine"])
+    assert reaches(engine, ask(front), "MINE")
