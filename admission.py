@@ -39,6 +39,7 @@ class Account:
 
     def __init__(self):
         self.limits, self.active, self.waiting = NONE, 0, 0
+        self.turn = 0                                       # when it was last granted a slot, counted in grants
         self.requests, self.tokens = deque(), deque()       # moments; (moment, count)
         self.day, self.month = Budget(day_of), Budget(month_of)
 
@@ -90,7 +91,7 @@ def month_of(now):
 
 
 class Lane:
-    """The slots of one model: who waits, a queue a key, the key with the next turn first."""
+    """The slots of one model: how many run, a queue a key, and when slots came free."""
 
     def __init__(self):
         self.active, self.queues, self.freed = 0, {}, deque(maxlen=SAMPLES)
@@ -103,6 +104,7 @@ class Gate:
     def __init__(self, slots, most_waiting):
         self.slots, self.most_waiting = slots, most_waiting
         self.lanes, self.accounts = {}, {}
+        self.grants = 0
         self.closed = False                         # draining: nobody comes in any more
 
     @property
@@ -218,14 +220,15 @@ class Gate:
         return granted
 
     def next(self, lane):
-        """The ticket whose turn it is: the first of the first key that may run one more."""
-        return next((queue[0] for key, queue in lane.queues.items() if not self.account(key).busy()), None)
+        """The ticket whose turn it is: of the keys that may run one more, the one whose last turn is longest ago."""
+        free = [key for key in lane.queues if not self.account(key).busy()]
+        return lane.queues[min(free, key=lambda key: self.account(key).turn)][0] if free else None
 
     def activate(self, ticket):
         lane, account = ticket.lane, self.account(ticket.key)
         self.unqueue(ticket)
-        if ticket.key in lane.queues:               # its next turn comes after everyone's
-            lane.queues[ticket.key] = lane.queues.pop(ticket.key)
+        self.grants += 1
+        account.turn = self.grants
         lane.active += 1
         account.active += 1
         ticket.state = "active"
@@ -238,13 +241,9 @@ class Gate:
         if ticket.state != "waiting":
             return 0
         turns = ticket.lane.queues[ticket.key].index(ticket)       # of its own key before it
-        place, before = 0, True
-        for key, queue in ticket.lane.queues.items():
-            if key == ticket.key:
-                place, before = place + turns + 1, False
-            else:
-                place += min(len(queue), turns + before)
-        return place
+        mine = self.account(ticket.key).turn
+        return 1 + turns + sum(min(len(queue), turns + (self.account(key).turn < mine))
+                               for key, queue in ticket.lane.queues.items() if key != ticket.key)
 
     def standing(self, key, limits, now):
         """The windows of a key as OpenAI's x-ratelimit- headers name them: a dict, empty without such limits."""

@@ -424,7 +424,7 @@ def draw(table):
         return click.echo("no requests yet", err=True)
     plotext.simple_bar([row["day"] for row in table], [row["prompt_tokens"] + row["completion_tokens"] for row in table],
                        title="tokens per day", width=80)
-    plotext.show()
+    click.echo(plotext.uncolorize(plotext.build()), nl=False)
 
 
 @cli.command("log")

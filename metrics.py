@@ -1,10 +1,12 @@
 """GET /metrics for Prometheus. No series per key: the ledger knows who, the metrics know how much."""
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
 WAITS = (0.005, 0.02, 0.1, 0.5, 1, 5, 15, 60, 180, 600)
 TIMES = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 180, 600, 1800)
 KINDS = ("prompt", "cached", "completion", "reasoning")
+
+disable_created_metrics()
 
 
 class Gauges:

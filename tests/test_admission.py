@@ -1,128 +1,310 @@
-"""The Gate as tables: who comes and goes, and who is let in by it."""
-import random
+"""The Gate, as lists of events in and lists of decisions out; then properties that hold after any events."""
+from collections import Counter
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
-from admission import Gate
+from admission import Gate, Limits, MINUTE, NONE
+from errors import LimitExceeded, Overloaded, QueueFull, QuotaExceeded, Refusal, ShuttingDown
+
+NOON = 1_796_040_000.0                              # 2026-11-30 12:00 UTC
+DAY = 86400
 
 
-def run(slots, *events):
-    """Play "+a1" (request a1 of key a enters) and "-a1" (it leaves): whom each of them lets in, in order."""
-    gate, tickets, names, out = Gate(slots), {}, {}, []
-    for event in events:
-        sign, name = event[0], event[1:]
+class Play:
+    """Events as words: `+a1` enters request 1 of key a, `-a1` ends it; each gives the names that were granted."""
+
+    def __init__(self, slots=1, most_waiting=64, limits=None, model="m"):
+        self.gate, self.limits, self.model = Gate(slots, most_waiting), limits or {}, model
+        self.tickets, self.now = {}, NOON
+
+    def __call__(self, *words, tokens=0, reached=True):
+        return [self.one(word, tokens, reached) for word in words]
+
+    def one(self, word, tokens, reached):
+        self.now += 0.001
+        sign, name = word[0], word[1:]
         if sign == "+":
-            tickets[name], granted = gate.enter(name[0])
-            names[tickets[name]] = name
+            key = name[0]
+            try:
+                ticket, granted = self.gate.enter(key, self.model, self.limits.get(key, NONE), self.now)
+            except Refusal as refusal:
+                return refusal.code
+            ticket.name, self.tickets[name] = name, ticket
         else:
-            granted = gate.leave(tickets[name])
-        out.append(" ".join(names.get(ticket, name) for ticket in granted))
-        check(gate, tickets.values())
-    return out
+            granted = self.gate.leave(self.tickets[name], tokens, reached, self.now)
+        return " ".join(ticket.name for ticket in granted)
 
 
-def check(gate, tickets):
-    """What holds at any moment."""
-    waiting = [ticket for ticket in tickets if ticket.state == "waiting"]
-    assert gate.active == sum(ticket.state == "active" for ticket in tickets) <= gate.slots
-    assert not waiting or gate.active == gate.slots
-    assert sorted(map(id, waiting)) == sorted(id(ticket) for lane in gate.lanes.values() for ticket in lane)
-    assert all(gate.lanes.values())
+def test_first_come_first_served_within_a_key():
+    play = Play()
+    assert play("+a1", "+a2", "+a3", "-a1", "-a2", "-a3") == ["a1", "", "", "a2", "a3", ""]
 
 
-@pytest.mark.parametrize("slots, events, granted", [
-    (1, "+a1", ["a1"]),
-    (2, "+a1 +a2 +a3", ["a1", "a2", ""]),
-    (1, "+a1 -a1 +a2", ["a1", "", "a2"]),
-    (1, "+a1 +a2 -a1", ["a1", "", "a2"]),
-    (2, "+a1 +b1 +c1 -b1", ["a1", "b1", "", "c1"]),
-])
-def test_slots(slots, events, granted):
-    assert run(slots, *events.split()) == granted
+def test_keys_take_turns():
+    play = Play()
+    assert play("+a1", "+a2", "+a3", "+b1", "+c1", "-a1", "-b1", "-c1", "-a2") == ["a1", "", "", "", "", "b1", "c1", "a2", "a3"]
 
 
-@pytest.mark.parametrize("slots, events, granted", [
-    # one key: in order
-    (1, "+a1 +a2 +a3 -a1 -a2 -a3", ["a1", "", "", "a2", "a3", ""]),
-    # two keys take turns, however many one of them sent before
-    (1, "+a1 +a2 +a3 +a4 +b1 +b2 -a1 -a2 -b1 -a3 -b2 -a4", ["a1", "", "", "", "", "", "a2", "b1", "a3", "b2", "a4",
-                                                            ""]),
-    # who comes late waits one turn, not twenty
-    (1, "+a1 +a2 +a3 +a4 +a5 -a1 +b1 -a2 -a3 -b1", ["a1", "", "", "", "", "a2", "", "a3", "b1", "a4"]),
-    # three keys
-    (1, "+x1 +a1 +a2 +b1 +b2 +c1 -x1 -a1 -b1 -c1 -a2 -b2", ["x1", "", "", "", "", "", "a1", "b1", "c1", "a2", "b2",
-                                                            ""]),
-    # two slots become free one after the other
-    (2, "+a1 +a2 +a3 +a4 +b1 -a1 -a2 -a3", ["a1", "a2", "", "", "", "a3", "b1", "a4"]),
-])
-def test_turns_by_key(slots, events, granted):
-    assert run(slots, *events.split()) == granted
+def test_one_question_does_not_wait_for_twenty_agents():
+    play = Play(slots=2)
+    play(*[f"+a{n}" for n in range(20)])
+    assert play("+b1", "-a0", "-a1") == ["", "b1", "a2"]
 
 
-@pytest.mark.parametrize("slots, events, granted", [
-    (1, "+a1 +a2 -a2 -a1", ["a1", "", "", ""]),
-    (1, "+a1 +a2 +a3 -a2 -a1", ["a1", "", "", "", "a3"]),
-    (1, "+a1 +b1 +c1 -b1 -a1", ["a1", "", "", "", "c1"]),
-    (1, "+a1 +b1 +b2 -b1 -a1", ["a1", "", "", "", "b2"]),
-    (1, "+a1 +b1 -b1 -a1 +b2", ["a1", "", "", "", "b2"]),
-])
-def test_leaving_while_waiting(slots, events, granted):
-    assert run(slots, *events.split()) == granted
+def test_the_key_whose_turn_is_longest_ago_comes_next():
+    play = Play()
+    play("+a1", "+a2", "+b1", "-a1", "+b2", "+a3")
+    assert play("-b1", "-a2", "-b2") == ["a2", "b2", "a3"]
 
 
-@pytest.mark.parametrize("slots, events, granted", [
-    (1, "+a1 -a1 -a1 +a2 +a3", ["a1", "", "", "a2", ""]),
-    (1, "+a1 +a2 +a3 -a1 -a1", ["a1", "", "", "a2", ""]),
-    (1, "+a1 +a2 +a3 -a2 -a2 -a1", ["a1", "", "", "", "", "a3"]),
-    (2, "+a1 +a2 +a3 +a4 -a1 -a1 -a1", ["a1", "a2", "", "", "a3", "", ""]),
-])
-def test_leaving_twice_frees_nothing(slots, events, granted):
-    assert run(slots, *events.split()) == granted
+def test_a_keys_own_limit_holds_with_slots_free():
+    play = Play(slots=4, limits={"a": Limits(active=1)})
+    assert play("+a1", "+a2", "+b1", "-a1", "-a2") == ["a1", "", "b1", "a2", ""]
 
 
-def test_states():
-    gate = Gate(1)
-    first, granted = gate.enter("a")
-    second, none = gate.enter("b")
-    assert (granted, none) == ([first], []) and (first.key, second.key) == ("a", "b")
-    assert (first.state, second.state) == ("active", "waiting")
-    assert gate.leave(first) == [second] and (first.state, second.state) == ("left", "active")
-    assert gate.leave(second) == [] and second.state == "left"
-    assert (gate.active, gate.lanes) == (0, {})
+def test_a_keys_limit_counts_over_all_models():
+    gate, limits = Gate(2, 9), Limits(active=1)
+    first, _ = gate.enter("a", "m", limits, NOON)
+    second, granted = gate.enter("a", "other", limits, NOON)
+    assert granted == [] and gate.leave(first, 0, True, NOON) == [second]
 
 
-@pytest.mark.parametrize("slots", [1, 3, 8])
-@pytest.mark.parametrize("seed", range(5))
-def test_a_storm_leaves_nothing(slots, seed):
-    """Whoever enters is let in once or leaves; whoever waits is passed by every other key once at most."""
-    dice, gate, there, granted = random.Random(seed), Gate(slots), [], []
-    for _ in range(400):
-        if there and dice.random() < 0.5:
-            new = gate.leave(there.pop(dice.randrange(len(there))))
+def test_slots_are_per_model():
+    gate = Gate(1, 9)
+    for model in ("m", "n"):
+        ticket, granted = gate.enter("a", model, NONE, NOON)
+        assert granted == [ticket]
+    assert gate.active == 2
+
+
+def test_a_raised_limit_lets_the_waiting_in():
+    play = Play(slots=4, limits={"a": Limits(active=1)})
+    play("+a1", "+a2")
+    play.limits = {}
+    assert play("+a3") == ["a2 a3"]
+
+
+def test_who_leaves_the_queue_is_gone_from_it():
+    play = Play()
+    assert play("+a1", "+b1", "+c1", "-b1", "-a1") == ["a1", "", "", "", "c1"]
+    assert play("-b1", "-c1", "-c1") == ["", "", ""] and play.gate.active == play.gate.waiting == 0
+
+
+def test_places_in_the_queue():
+    play = Play()
+    play("+a1", "+a2", "+a3", "+b1", "+b2")
+    assert [play.gate.place(play.tickets[name]) for name in ("a1", "b1", "a2", "b2", "a3")] == [0, 1, 2, 3, 4]
+
+
+# ---- the queue's bounds
+
+def test_full_queue():
+    play = Play(most_waiting=4)
+    assert play("+a1", "+a2", "+a3", "+b1", "+b2") == ["a1", "", "", "", ""]
+    assert play("+a4", "+c1", "+c2", "+d1") == ["queue_full", "", "overloaded", ""]
+
+
+def test_a_key_with_nothing_waiting_is_always_let_in_once():
+    play = Play(most_waiting=0)
+    assert play("+a1", "+a2", "+a3", "+b1", "+b2") == ["a1", "", "overloaded", "", "overloaded"]
+
+
+def test_retry_after_follows_how_fast_slots_come_free():
+    play = Play(most_waiting=1)
+    for n in range(8):                              # a slot every two seconds
+        play(f"+a{n}")
+        play.now += 2
+        play(f"-a{n}")
+    play("+a8", "+b1", "+b2")
+    with pytest.raises(Overloaded) as caught:
+        play.gate.enter("b", "m", NONE, play.now)
+    assert 2 <= caught.value.retry_after <= 6
+
+
+@pytest.mark.parametrize("freed", [[], [NOON], [NOON, NOON + 5000]])
+def test_retry_after_is_30_at_most(freed):
+    play = Play(most_waiting=0)
+    play("+a1", "+a2")
+    play.tickets["a1"].lane.freed.extend(freed)
+    with pytest.raises(Overloaded) as caught:
+        play.gate.enter("a", "m", NONE, NOON + 6000)
+    assert caught.value.retry_after == 30
+
+
+def test_waited_too_long():
+    play = Play()
+    play("+a1", "+a2", "+a3", "+b1")
+    assert isinstance(play.gate.late(play.tickets["a2"], play.now), QueueFull)
+    assert isinstance(play.gate.late(play.tickets["b1"], play.now), Overloaded)
+
+
+def test_draining():
+    play = Play()
+    play("+a1", "+a2")
+    play.gate.closed = True
+    with pytest.raises(ShuttingDown):
+        play.gate.enter("a", "m", NONE, NOON)
+    assert play("-a1") == ["a2"]
+
+
+# ---- windows and budgets
+
+def refusal(gate, limits, now, key="a"):
+    with pytest.raises(Refusal) as caught:
+        gate.enter(key, "m", limits, now)
+    return caught.value
+
+
+def test_requests_per_minute_slide():
+    gate, limits = Gate(9, 9), Limits(requests_per_minute=2)
+    for at in (0, 20):
+        gate.enter("a", "m", limits, NOON + at)
+    said = refusal(gate, limits, NOON + 30)
+    assert isinstance(said, LimitExceeded) and said.retry_after == 30
+    assert "2 requests a minute" in said.message and "30 s" in said.message
+    gate.enter("a", "m", limits, NOON + 60)
+    assert refusal(gate, limits, NOON + 61).retry_after == 19
+
+
+def test_a_refused_request_burns_nothing():
+    gate, limits = Gate(9, 9), Limits(requests_per_minute=1)
+    gate.enter("a", "m", limits, NOON)
+    for at in range(1, 59):
+        refusal(gate, limits, NOON + at)
+    gate.enter("a", "m", limits, NOON + MINUTE)
+
+
+def test_a_full_queue_is_found_before_anything_is_counted():
+    gate, limits = Gate(1, 0), Limits(requests_per_minute=9)
+    for _ in range(2):
+        gate.enter("a", "m", limits, NOON)
+    refusal(gate, limits, NOON)
+    assert gate.standing("a", limits, NOON)["x-ratelimit-remaining-requests"] == "7"
+
+
+def test_a_request_that_reached_no_engine_is_given_back():
+    gate, limits = Gate(9, 9), Limits(requests_per_minute=1)
+    ticket, _ = gate.enter("a", "m", limits, NOON)
+    gate.leave(ticket, 0, False, NOON + 1)
+    ticket, _ = gate.enter("a", "m", limits, NOON + 2)
+    gate.leave(ticket, 0, True, NOON + 3)
+    refusal(gate, limits, NOON + 4)
+
+
+def test_tokens_per_minute():
+    gate, limits = Gate(9, 9), Limits(tokens_per_minute=100)
+    first, _ = gate.enter("a", "m", limits, NOON)
+    second, _ = gate.enter("a", "m", limits, NOON)
+    gate.leave(first, 60, True, NOON + 10)
+    gate.enter("a", "m", limits, NOON + 11)
+    gate.leave(second, 60, True, NOON + 20)
+    said = refusal(gate, limits, NOON + 30)
+    assert said.code == "rate_limit_exceeded" and said.retry_after == 40 and "used 120" in said.message
+    gate.enter("a", "m", limits, NOON + 70)
+
+
+@pytest.mark.parametrize("limits, rest, words", [
+    (Limits(tokens_per_day=100), 12 * 3600, "today"), (Limits(tokens_per_month=100), 12 * 3600, "this month")])
+def test_budgets(limits, rest, words):
+    gate = Gate(9, 9)
+    ticket, _ = gate.enter("a", "m", limits, NOON)
+    gate.leave(ticket, 100, True, NOON)
+    said = refusal(gate, limits, NOON + 1)
+    assert isinstance(said, QuotaExceeded) and said.headers["x-should-retry"] == "false" and words in said.message
+    assert said.retry_after == rest - 1 and "2026-12-01 00:00 UTC" in said.message
+    gate.enter("a", "m", limits, NOON + rest)
+
+
+def test_a_restart_does_not_reset_a_budget():
+    gate, limits = Gate(9, 9), Limits(tokens_per_day=100)
+    gate.begin("a", 99, 500, NOON)
+    ticket, _ = gate.enter("a", "m", limits, NOON)
+    gate.leave(ticket, 1, True, NOON)
+    assert refusal(gate, limits, NOON).code == "quota_exceeded"
+
+
+def test_a_changed_limit_counts_at_once():
+    gate = Gate(9, 9)
+    gate.enter("a", "m", Limits(requests_per_minute=1), NOON)
+    refusal(gate, Limits(requests_per_minute=1), NOON)
+    gate.enter("a", "m", Limits(requests_per_minute=2), NOON)
+    gate.enter("a", "m", NONE, NOON)
+
+
+def test_windows_as_headers():
+    gate, limits = Gate(9, 9), Limits(requests_per_minute=5, tokens_per_minute=1000)
+    ticket, _ = gate.enter("a", "m", limits, NOON)
+    gate.leave(ticket, 250, True, NOON + 10)
+    assert gate.standing("a", limits, NOON + 20) == {
+        "x-ratelimit-limit-requests": "5", "x-ratelimit-remaining-requests": "4", "x-ratelimit-reset-requests": "40.000s",
+        "x-ratelimit-limit-tokens": "1000", "x-ratelimit-remaining-tokens": "750", "x-ratelimit-reset-tokens": "50.000s"}
+    assert gate.standing("b", NONE, NOON) == {}
+
+
+# ---- properties
+
+EVENTS = st.lists(st.tuples(st.sampled_from("eeel"), st.sampled_from("abcd"), st.integers(0, 40), st.sampled_from("mn")), max_size=120)
+CAPS = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3))
+
+
+@given(EVENTS, st.integers(1, 4), st.integers(0, 12), CAPS)
+@settings(max_examples=400, deadline=None, derandomize=True)
+def test_whatever_happens(events, slots, most_waiting, caps):
+    gate, tickets, now, turns = Gate(slots, most_waiting), [], NOON, []
+    limits = {key: Limits(active=caps.get(key)) for key in "abcd"}
+    for kind, key, number, model in events:
+        now += 1
+        if kind == "e":
+            had_none = not gate.account(key).waiting
+            try:
+                ticket, granted = gate.enter(key, model, limits[key], now)
+            except Refusal:
+                assert not had_none
+                granted = []
+            else:
+                tickets.append(ticket)
+        elif tickets:
+            granted = gate.leave(tickets[number % len(tickets)], number, True, now)
         else:
-            ticket, new = gate.enter(dice.choice("abcd"))
-            ticket.since = len(granted)
-            there.append(ticket)
-        granted += new
-        check(gate, there)
-    while there:
-        granted += gate.leave(there.pop(dice.randrange(len(there))))
-    assert len(granted) == len(set(map(id, granted)))
-    assert (gate.active, gate.lanes) == (0, {})
-
-
-def test_nobody_is_passed_by_twice():
-    dice, gate, turns = random.Random(1), Gate(1), []
-    active, _ = gate.enter("x")
-    for _ in range(300):
-        for _ in range(dice.randrange(4)):
-            gate.enter(dice.choice("aaaabcd"))
-        waiting = set(gate.lanes)
-        if not waiting:
             continue
-        active, = gate.leave(active)
-        turns.append((active.key, waiting))
-    passed = {}
-    for key, waiting in turns:
-        passed = {other: passed.get(other, []) + [key] for other in waiting if other != key}
-        assert all(len(keys) == len(set(keys)) for keys in passed.values())
+        turns += granted
+        check(gate, tickets, caps, slots)
+    for ticket in tickets:
+        turns += gate.leave(ticket, 1, True, now)
+        check(gate, tickets, caps, slots)
+    assert gate.active == gate.waiting == 0
+    assert all(not lane.queues for lane in gate.lanes.values())
+    assert len(set(map(id, turns))) == len(turns)
+
+
+def check(gate, tickets, caps, slots):
+    active = [ticket for ticket in tickets if ticket.state == "active"]
+    waiting = [ticket for ticket in tickets if ticket.state == "waiting"]
+    by_key = Counter(ticket.key for ticket in active)
+    assert gate.active == len(active) and gate.waiting == len(waiting)
+    assert all(by_key[key] <= caps.get(key, 99) for key in by_key)
+    for lane in gate.lanes.values():
+        assert lane.active == sum(ticket.lane is lane for ticket in active) <= slots
+        if lane.active < slots:                     # a slot is free: whoever waits must not be allowed it
+            assert all(by_key[ticket.key] >= caps.get(ticket.key, 99) for ticket in waiting if ticket.lane is lane)
+    for key, account in gate.accounts.items():
+        assert account.active == by_key[key]
+
+
+@given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=60), st.integers(1, 3))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_each_waiting_key_is_served_within_one_round(keys, slots):
+    gate, running = Gate(slots, 999), []
+    for key in keys:
+        running += gate.enter(key, "m", NONE, NOON)[1]
+    while running:
+        waiting = {key for lane in gate.lanes.values() for key in lane.queues}
+        round_ = []
+        while running and len(round_) < len(waiting):
+            granted = gate.leave(running.pop(0), 0, True, NOON)
+            running += granted
+            round_ += [ticket.key for ticket in granted]
+        assert set(round_) == waiting if waiting else True
+        if not waiting:
+            running = [ticket for ticket in running if gate.leave(ticket, 0, True, NOON)]
