@@ -3,6 +3,8 @@
 The connection is shared by all greenlets of the process, so nothing may switch inside a transaction.
 """
 import os
+import sqlite3
+from contextlib import closing
 
 import peewee
 
@@ -11,9 +13,9 @@ from errors import SettingsError
 database = peewee.SqliteDatabase(None, thread_safe=False)
 
 
-def open_database(path, busy_timeout=5000):
-    """Open the file (made with mode 0600), brought up to date. `busy_timeout`: milliseconds for which SQLite may block the
-    process while another one holds the lock. Raises SettingsError with one line."""
+def open_database(path, patient=True):
+    """Open the file (made with mode 0600), brought up to date. Unless `patient`, no later call waits in C: not for another
+    process's lock, and not for a checkpoint, which is `checkpoint`'s. Raises SettingsError with one line."""
     try:
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
             if file.read(16) not in (b"", b"SQLite format 3\0"):
@@ -23,11 +25,19 @@ def open_database(path, busy_timeout=5000):
                       check_same_thread=False)
         database.connect(reuse_if_open=True)
         migrate()
-        database.execute_sql(f"PRAGMA busy_timeout = {busy_timeout}")
+        if not patient:
+            database.execute_sql("PRAGMA busy_timeout = 0")
+            database.execute_sql("PRAGMA wal_autocheckpoint = 0")
     except (OSError, peewee.PeeweeException) as error:
         if not database.deferred:
             database.close()
         raise SettingsError(f"SPARKS_DB: {path} cannot be used: {error}") from None
+
+
+def checkpoint(path):
+    """Bring what the write-ahead log holds into the file; for a thread of its own, since it waits for the disk."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def transaction():

@@ -4,6 +4,7 @@ A row is committed before the last byte of its answer leaves. A commit is tried 
 the database is locked or full, rows wait in memory and requests go on being answered.
 """
 import logging
+import sqlite3
 from collections import deque
 from datetime import datetime, timezone
 from time import monotonic, time
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import gevent
 import peewee
 
-from database import database, transaction
+from database import checkpoint, database, transaction
 
 log = logging.getLogger("sparks")
 PATIENCE = 1.0                                      # seconds for which a request waits for a locked database
@@ -20,7 +21,7 @@ RETRY = 0.02                                        # seconds between two tries
 MOST_WAITING = 10_000                               # rows in memory; beyond it the oldest are lost, and counted
 COMPLAIN = 60                                       # seconds between two log lines about one fault
 STEP = 500                                          # rows deleted in one go
-DAY = 86400
+MINUTE, DAY = 60, 86400                             # seconds
 
 TOTALS = ("requests", "ok", "errors", "aborted", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 
@@ -122,14 +123,23 @@ class Ledger:
     # -- upkeep
 
     def keep_up(self):
-        """For ever: commit what waits once a second, and prune once a day."""
-        pruned = 0.0
+        """For ever: commit what waits once a second, checkpoint once a minute, and prune once a day."""
+        pruned = checked = 0.0
         while True:
             gevent.sleep(1)
             self.flush()
+            if time() - checked > MINUTE:
+                checked = time()
+                self.checkpoint()
             if time() - pruned > DAY:
                 pruned = time()
                 self.prune(pruned - self.settings.keep_days * DAY)
+
+    def checkpoint(self):
+        try:
+            gevent.get_hub().threadpool.apply(checkpoint, (self.settings.db,))
+        except (sqlite3.Error, OSError) as error:
+            self.complain(error)
 
     def prune(self, before):
         """Delete the rows of requests that started before that moment, in small steps. Totals stay."""

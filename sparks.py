@@ -237,7 +237,7 @@ def main(arguments=None):
 
 def start(worker, settings, is_local, first_key):
     """In the worker: the app, the look at the engine, the ledger's upkeep, and the local engine."""
-    open_database(settings.db, busy_timeout=0)
+    open_database(settings.db, patient=False)
     fleet, book, metrics = Fleet(settings), ledger.Ledger(settings), Metrics()
     desk = calls.Desk(settings, fleet, open_gate(settings), book, (log_module.note, metrics.note))
     metrics.watch(desk)
