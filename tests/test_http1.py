@@ -274,8 +274,8 @@ def test_interim_heads(engine, interim):
 
 
 def test_an_answer_in_single_bytes(engine):
-    data = b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks(b"hello",
-                                                                                                    EVENT) + END
+    data = b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    data += chunks(b"hello", EVENT) + END
     answer = answered(engine, *(Raw(data[at:at + 1]) for at in range(len(data))))
     assert answer.all(5, 1000) == b"hello" + EVENT
     answer.close()
