@@ -12,7 +12,7 @@ from dialects import chat
 from errors import InvalidRequest, ModelNotFound, Refusal, UpstreamError
 from reasoning import FIELDS
 
-HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=300)
+HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=150)
 PNG = "data:image/png;base64,iVBORw0KGgo="
 HELLO = [{"role": "user", "content": "Hello"}]
 MISSING = object()
