@@ -198,7 +198,11 @@ class Connection:
     def __init__(self, address, host, tls):
         self.sock = socket.create_connection(address, CONNECT_TIMEOUT)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.layer = Tls(self.sock, host, tls) if tls else Plain(self.sock)
+        try:
+            self.layer = Tls(self.sock, host, tls) if tls else Plain(self.sock)
+        except BaseException:
+            self.sock.close()
+            raise
         self.framing, self.rested, self.used = None, 0.0, False
 
     def fresh(self):

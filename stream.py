@@ -175,36 +175,43 @@ def rename(message, names, extra=""):
 # ---- tool calls
 
 class Calls:
-    """Tells the tool calls of one choice apart. Engines forget the index, or use one index for two calls."""
+    """Tells the tool calls of one choice apart. Engines forget the index, use one index for two calls, or say id and name
+    again with each piece, which the SDKs would join to one long id."""
 
     def __init__(self):
         self.by_id, self.by_index = {}, {}          # an engine's id, an engine's index -> the true index
-        self.count, self.named = 0, False           # calls so far; whether the last one has its name
+        self.names = []                             # of the calls so far; None while a call has none
 
     def place(self, call, completion):
         """Set the true index of a delta's call (a dict, changed in place). Returns whether anything changed."""
         before = dict(call)
         theirs, ident = plain(call.get("index")), plain(call.get("id"))
-        function = call.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if ident in self.by_id:
-            index = self.by_id[ident]
-        elif theirs is not None and theirs in self.by_index and not (ident and name):
-            index = self.by_index[theirs]
-            call.pop("id", None)                    # an id made anew for each piece would read as another call
-        elif theirs is None and self.count and not (name and (ident or self.named)):
-            index = self.count - 1
-            call.pop("id", None)
-        else:
+        function = call.get("function") if isinstance(call.get("function"), dict) else {}
+        index = self.known(theirs, ident, function.get("name"))
+        if index is None:
             index = self.open(call, ident, completion)
+        else:
+            call.pop("id", None)
+            if function.get("name") == self.names[index] and "name" in function:
+                function = call["function"] = {name: value for name, value in function.items() if name != "name"}
         if theirs is not None:
             self.by_index[theirs] = index
         call["index"] = index
-        self.named = self.named or bool(name)
+        self.names[index] = self.names[index] or function.get("name")
         return call != before
 
+    def known(self, theirs, ident, name):
+        """The true index of the call that a piece goes on with, or None if it begins one."""
+        if ident in self.by_id:
+            return self.by_id[ident]
+        if theirs is not None:
+            return None if ident and name else self.by_index.get(theirs)
+        goes_on = self.names and not (name and (ident or self.names[-1]))
+        return len(self.names) - 1 if goes_on else None
+
     def open(self, call, ident, completion):
-        index, self.count, self.named = self.count, self.count + 1, False
+        index = len(self.names)
+        self.names.append(None)
         if not ident:
             call["id"] = f"call_{completion}_{index}"       # without one the client could not send its result back
         self.by_id[call["id"]] = index
@@ -234,16 +241,16 @@ class ChatStream:
 
     names    the names under which the client gets the reasoning
     usage    whether the client asked for the usage chunk (the engine is always asked)
-    choices  the request's `n`
+    one      whether the request's `n` is 1
 
     Most events go through as the bytes they are: only one that must change, or that says something about the
     stream's end, is parsed.
     """
 
-    def __init__(self, names=NAMES, usage=False, choices=1):
+    def __init__(self, names=NAMES, usage=False, one=True):
         self.names, self.wants_usage = names, usage
         self.raw_names = tuple(name.encode() for name in names)
-        self.one = choices == 1
+        self.one = one
         self.events, self.choices = Events(), {}
         self.settled = False                        # no leaked tag can come any more: content needs no look
         self.over, self.fault = False, None

@@ -43,8 +43,7 @@ def read(body, fleet):
     if not streams:
         return Ask(PATH, payload, model, extra={"names": names})
     payload["stream_options"] = {**(options or {}), "include_usage": True}
-    several = payload.get("n") if isinstance(payload.get("n"), int) else 1
-    return Ask(PATH, payload, model, ChatStream(names, usage, several))
+    return Ask(PATH, payload, model, ChatStream(names, usage, one=payload.get("n") in (None, 1)))
 
 
 def parse(body):
@@ -184,14 +183,14 @@ def read_tools(payload):
 
 def read_tool(tool, where):
     """A tool in the nested form; clients of the Responses API send it flat."""
-    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+    if not isinstance(tool, dict) or tool.get("type") not in (None, "function"):
         raise InvalidRequest(f"{where} must be a function: only function tools are supported", "tools")
-    if "function" not in tool:
-        tool = {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+    if tool.get("function") is None:
+        tool = {"function": {name: value for name, value in tool.items() if name not in ("type", "function")}}
     function = tool["function"]
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise InvalidRequest(f"{where} needs a name", "tools")
-    return {"type": "function", **tool}
+    return {**tool, "type": "function"}
 
 
 def read_numbers(payload):
@@ -199,8 +198,8 @@ def read_numbers(payload):
         value = payload.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise InvalidRequest(f"{name} must be a positive whole number", name)
-    if payload.get("repeat_penalty") is not None:       # llama.cpp's name; it stays for an engine that reads it
-        payload.setdefault("repetition_penalty", payload["repeat_penalty"])
+    if payload.get("repetition_penalty") is None and payload.get("repeat_penalty") is not None:
+        payload["repetition_penalty"] = payload["repeat_penalty"]       # llama.cpp's name stays, for an engine that reads it
 
 
 # ---- the plain answer
@@ -209,11 +208,16 @@ def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
     if isinstance(answer, bytes):
         answer = collected(answer, ask)
-    for choice in answer.get("choices") or []:
-        message = choice.get("message") if isinstance(choice, dict) else None
+    for choice in choices_of(answer):
+        message = choice.get("message")
         if isinstance(message, dict):
             write_message(message, ask.extra["names"])
     return dumps(answer), answer.get("usage")
+
+
+def choices_of(answer):
+    choices = answer.get("choices")
+    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
 
 
 def write_message(message, names):
@@ -228,32 +232,44 @@ def write_message(message, names):
 
 def collected(events, ask):
     """A stream's bytes as the plain completion they add up to. Raises Refusal if they are no whole answer."""
-    stream = ChatStream(usage=True, choices=2)          # two: every event is looked into
+    stream = ChatStream(usage=True, one=False)          # so that every event is looked into
     chunks = [loads(data_of(event)) for event in stream.feed(events + b"\n\n").split(b"\n\n") if event]
     stream.end()
-    choices = {}
+    messages, ends = {}, {}
     for chunk in chunks:
-        for delta in chunk.get("choices") or []:
-            add(choices.setdefault(delta.get("index", 0), {"role": "assistant", "content": None}), delta)
+        for choice in choices_of(chunk):
+            index = choice.get("index", 0)
+            add(messages.setdefault(index, {"role": "assistant", "content": None}), choice["delta"])
+            add_end(ends.setdefault(index, {"logprobs": None}), choice)
     head = {name: chunks[0].get(name) for name in ("id", "created", "model")}
-    whole = [{"index": index, "message": message, **message.pop("ends")} for index, message in sorted(choices.items())]
+    whole = [{"index": index, "message": messages[index], **ends[index]} for index in sorted(messages)]
     return {**head, "object": "chat.completion", "choices": whole, "usage": stream.usage}
 
 
-def add(message, choice):
+def add(message, delta):
     """Add one delta to a message."""
-    for name, value in choice["delta"].items():
+    for name, value in delta.items():
         if name == "tool_calls":
-            for call in value:
-                add_call(message.setdefault("tool_calls", []), call)
+            for call in value if isinstance(value, list) else ():
+                if isinstance(call, dict):
+                    add_call(message.setdefault("tool_calls", []), call)
         elif isinstance(value, str) and name != "role":
             message[name] = (message.get(name) or "") + value
-    message["ends"] = {"logprobs": None, "finish_reason": choice.get("finish_reason")}
+
+
+def add_end(end, choice):
+    """Add what stands beside a delta: how the choice ended, and its logprobs."""
+    end["finish_reason"] = choice.get("finish_reason")
+    given = choice.get("logprobs")
+    if isinstance(given, dict) and isinstance(given.get("content"), list):
+        end["logprobs"] = end["logprobs"] or {"content": []}
+        end["logprobs"]["content"] += given["content"]
 
 
 def add_call(calls, piece):
-    index = piece.pop("index")
-    if index == len(calls):
+    if piece["index"] == len(calls):
         calls.append({"id": piece.get("id"), "type": "function", "function": {"name": "", "arguments": ""}})
-    for name, value in (piece.get("function") or {}).items():
-        calls[index]["function"][name] += value or ""
+    function = piece.get("function")
+    for name, value in function.items() if isinstance(function, dict) else ():
+        text = value if isinstance(value, str) else "" if value is None else dumps(value).decode()
+        calls[piece["index"]]["function"][name] = calls[piece["index"]]["function"].get(name, "") + text

@@ -205,6 +205,7 @@ class Answer:
         for name, value in pairs:
             before = self.headers.get(name.lower())
             self.headers[name.lower()] = value if before is None else f"{before}, {value}"
+        self.body = None
         self.trailers, self.complete, self.bodiless = [], False, method == "HEAD" or self.status in (204, 304)
 
     def pieces(self):
@@ -228,7 +229,10 @@ class Answer:
         return b"".join(parts)
 
     def json(self):
-        return json.loads(self.read_all())
+        """The body as JSON; it is read once, and may be asked for again."""
+        if self.body is None:
+            self.body = self.read_all()
+        return json.loads(self.body)
 
     def events(self):
         """Each block of the stream as an Event. A rest without a blank line is no event: it raises Truncated."""

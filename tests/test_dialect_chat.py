@@ -12,7 +12,7 @@ from dialects import chat
 from errors import InvalidRequest, ModelNotFound, Refusal, UpstreamError
 from reasoning import FIELDS
 
-HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=300)
+HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=150)
 PNG = "data:image/png;base64,iVBORw0KGgo="
 HELLO = [{"role": "user", "content": "Hello"}]
 MISSING = object()
@@ -61,8 +61,8 @@ def refused(body, **model):
 
 
 def check_refusal(error, param, *words):
-    assert (error.status, error.code, error.type, error.param) == (400, "invalid_request", "invalid_request_error",
-                                                                   param)
+    assert (error.status, error.code, error.type) == (400, "invalid_request", "invalid_request_error")
+    assert error.param == param
     assert all(word in error.message for word in words), error.message
 
 
@@ -82,8 +82,7 @@ def test_a_bytearray_is_a_body_too():
 def test_unknown_fields_pass_untouched():
     odd = {"n": 2, "logprobs": True, "top_logprobs": 5, "seed": 2 ** 53, "stop": ["a", "\u2028"], "temperature": 1e-7,
            "user": "x",
-           "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"$defs": {}, "a": None},
-                                                                      "strict": True}},
+           "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"$defs": {}, "a": None}}},
            "vllm_xargs": {"deep": [1, {"er": None}]}, "min_p": 0.1, "top_k": -1, "metadata": {},
            "tool_choice": "required",
            "parallel_tool_calls": False, "logit_bias": {"1": -100}, "cache_salt": "s",
@@ -300,9 +299,8 @@ def test_contents_that_pass(content):
 
 def test_system_messages_stay_where_they_stand():
     messages = [{"role": role, "content": role} for role in ("user", "system", "assistant", "developer", "user")]
-    assert [message["role"] for message in payload({"messages": messages})["messages"]] == ["user", "system",
-                                                                                            "assistant", "system",
-                                                                                            "user"]
+    roles = [message["role"] for message in payload({"messages": messages})["messages"]]
+    assert roles == ["user", "system", "assistant", "system", "user"]
 
 
 # -- parts
@@ -711,8 +709,8 @@ def test_odd_answers_pass_or_are_the_engines_fault(choices):
 # ---- a stream that nobody asked for
 
 def events(*chunks, done=True):
-    return b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks) + (b"data: [DONE]\n\n"
-                                                                                             if done else b"")
+    end = ["[DONE]"] if done else []
+    return "".join(f"data: {data}\n\n" for data in [*map(json.dumps, chunks), *end]).encode()
 
 
 def chunk(delta, finish=None, index=0, **more):

@@ -10,7 +10,8 @@ import threading
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
 
 from client import Truncated
 from conftest import Gateway, clean_environment, spawn
@@ -53,7 +54,8 @@ class Impatient(Gateway):
 @pytest.fixture(scope="module")
 def small(shared_pair, stock, tmp_path_factory):
     """It also takes bodies of 1.5 MB at most, and 4 MB of them at once."""
-    gateway = Impatient(tmp_path_factory.mktemp("small"), shared_pair.engine.url, stock, max_body="1.5 MB", max_bodies="4 MB")
+    bounds = {"max_body": "1.5 MB", "max_bodies": "4 MB"}
+    gateway = Impatient(tmp_path_factory.mktemp("small"), shared_pair.engine.url, stock, **bounds)
     try:
         yield gateway.wait_alive().wait_ready()
     finally:
@@ -87,9 +89,10 @@ def with_field(name, value):
 # ---- bodies that are no JSON
 
 @pytest.mark.parametrize("body", [
-    b"", b" ", b"{", b"}", MARK.encode(), b'{"messages": [}', b"{'messages': []}", b'{"messages": []}}', b"{}{}", b"[]", b"[{}]",
-    b"null", b"true", b"17", b'"text"', b"NaN", b"\x00", b"\xef\xbb\xbf{}", '{"messages": []}'.encode("utf-16"),
-    b"messages=" + MARK.encode(), b"[" * 200_000, b"{" * 200_000, b'{"a":' * 200_000, b"[" + b"[]," * 1000,
+    b"", b" ", b"{", b"}", MARK.encode(), b'{"messages": [}', b"{'messages': []}", b'{"messages": []}}', b"{}{}",
+    b"[]", b"[{}]", b"null", b"true", b"17", b'"text"', b"NaN", b"\x00", b"\xef\xbb\xbf{}",
+    '{"messages": []}'.encode("utf-16"), b"messages=" + MARK.encode(),
+    b"[" * 200_000, b"{" * 200_000, b'{"a":' * 200_000, b"[" + b"[]," * 1000,
 ], ids=lambda body: repr(body[:20]))
 def test_no_json_object(shared, body):
     refused(shared.client().post(CHAT, body), 400, code="invalid_request")
@@ -97,13 +100,15 @@ def test_no_json_object(shared, body):
 
 
 @pytest.mark.parametrize("value", [
-    b"NaN", b"Infinity", b"-Infinity", b"1e400", b"01", b"+1", b"0x1", b"1.", b"'a'", b'"\\x41"', b'"\\ud83d"', b'"\\udc00"',
-    b'"\\ud83d\\ud83d"', b'"\xff"', b'"\xc0\xaf"', b'"\xed\xa0\xbd"', b'"\xf5\x80\x80\x80"', b'"\xe4\xb8"', b'"a\nb"', b'"\x00"',
+    b"NaN", b"Infinity", b"-Infinity", b"1e400", b"01", b"+1", b"0x1", b"1.", b"'a'", b'"\\x41"',
+    b'"\\ud83d"', b'"\\udc00"', b'"\\ud83d\\ud83d"', b'"\xff"', b'"\xc0\xaf"', b'"\xed\xa0\xbd"',
+    b'"\xf5\x80\x80\x80"', b'"\xe4\xb8"', b'"a\nb"', b'"\x00"',
 ], ids=repr)
 def test_bad_values_anywhere(shared, value):
-    nested = b'{"deep": [1, {"er": %b}]}' % value
-    for body in (with_field("user", value), with_field("metadata", nested), b'{"messages": [{"role": "user", "content": %b}]}' % value,
-                 b'{"messages": [{"role": "user", "content": [{"type": "text", "text": %b}]}]}' % value):
+    part = b'[{"type": "text", "text": %b}]' % value
+    for body in (with_field("user", value), with_field("metadata", b'{"deep": [1, {"er": %b}]}' % value),
+                 b'{"messages": [{"role": "user", "content": %b}]}' % value,
+                 b'{"messages": [{"role": "user", "content": %b}]}' % part):
         refused(shared.client().post(CHAT, body), 400, code="invalid_request")
     assert shared.engine.requests == []
 
@@ -113,17 +118,19 @@ def test_bad_names(shared, key):
     refused(shared.client().post(CHAT, b'{"messages": %b, %b: 1}' % (json.dumps(MESSAGES).encode(), key)), 400)
 
 
-@pytest.mark.parametrize("text", ["\x00", "\ud83d\ude00 🌍", "\u2028\u2029\x85", "</script>", "data: [DONE]\n\n", "\ufeff", "e\u0301"],
-                         ids=ascii)
+ODD_TEXTS = ["\x00", "😀 🌍", "\u2028\u2029\x85", "</script>", "data: [DONE]\n\n", "\ufeff", "e\u0301"]
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS, ids=ascii)
 def test_odd_texts_that_are_fine(shared, text):
-    text = text.encode("utf-16", "surrogatepass").decode("utf-16")
     body = {"messages": [{"role": "user", "content": text}], "user": text, text: text}
     assert shared.client().post(CHAT, body).status == 200
     sent = shared.engine.requests[-1].json()
     assert sent["messages"][0]["content"] == sent["user"] == sent[text] == text
 
 
-@pytest.mark.parametrize("type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "a/b/c"])
+@pytest.mark.parametrize("type", ["", "text/plain", "a/b/c", "application/x-www-form-urlencoded",
+                                  "multipart/form-data; boundary=x"])
 def test_content_type_is_not_needed(shared, type):
     assert shared.client().post(CHAT, {"messages": MESSAGES}, {"content-type": type}).status == 200
     assert shared.engine.requests[-1].json()["messages"] == MESSAGES
@@ -136,9 +143,9 @@ def test_deep_nesting_in_fields(shared, depth):
     """Deep ones pass or are refused; JSON readers and writers do not agree on how deep is too deep."""
     parameters = b'{"a":' * depth + b"1" + b"}" * depth
     tool = b'[{"type": "function", "function": {"name": "f", "parameters": %b}}]' % parameters
-    for body in (with_field("metadata", lists(depth)), with_field("tools", tool), with_field("chat_template_kwargs", parameters),
-                 with_field("response_format", parameters), with_field("model", lists(depth)), with_field("stop", lists(depth))):
-        answer = shared.client().post(CHAT, body)
+    for name, value in (("metadata", lists(depth)), ("tools", tool), ("chat_template_kwargs", parameters),
+                        ("response_format", parameters), ("model", lists(depth)), ("stop", lists(depth))):
+        answer = shared.client().post(CHAT, with_field(name, value))
         if answer.status != 200:
             refused(answer, 400, code="invalid_request")
     assert depth > 250 or len(shared.engine.requests) == 5      # all but the model
@@ -158,72 +165,64 @@ def test_deep_nesting_in_messages(shared, where, depth):
         refused(answer, 400, code="invalid_request")
 
 
-@pytest.mark.parametrize("arguments", ["[" * 100_000, "{\"a\":" * 100_000, "[" * 900 + "]" * 900, "{\"a\": NaN}", "\ud83d\ude00", "\x00",
-                                       "NaN", "1e999", "{\"a\": 1}{", '{"a": "\\ud83d"}'], ids=lambda text: ascii(text[:12]))
+ARGUMENTS = ["[" * 100_000, '{"a":' * 100_000, "[" * 900 + "]" * 900, '{"a": NaN}', '{"a": "\\ud83d"}', '{"a": 1}{',
+             "😀", "\x00", "NaN", "1e999"]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=lambda text: ascii(text[:12]))
 def test_hostile_tool_arguments_in_history(shared, arguments):
     """They are texts, so they are mended or sent on; they must not break the gateway."""
-    text = arguments.encode("utf-16", "surrogatepass").decode("utf-16")
-    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
     answer = shared.client().post(CHAT, {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]})
     assert answer.status == 200
 
 
 # ---- wrong types
 
-WRONG = [                                           # fields -> the field that the refusal names
-    ({"messages": None}, "messages"), ({"messages": {}}, "messages"), ({"messages": MARK}, "messages"), ({"messages": []}, "messages"),
-    ({"messages": [None]}, "messages"), ({"messages": [1]}, "messages"), ({"messages": [MARK]}, "messages"), ({"messages": [[]]}, "messages"),
-    ({"messages": [{}]}, "messages"), ({"messages": [{"role": None}]}, "messages"), ({"messages": [{"role": 1}]}, "messages"),
-    ({"messages": [{"role": ["user"]}]}, "messages"), ({"messages": [{"role": {}}]}, "messages"), ({"messages": [{"role": MARK}]}, "messages"),
-    ({"messages": [{"role": "user", "content": 1}]}, "messages"), ({"messages": [{"role": "user", "content": True}]}, "messages"),
-    ({"messages": [{"role": "user", "content": {}}]}, "messages"), ({"messages": [{"role": "user", "content": [None]}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [1]}]}, "messages"), ({"messages": [{"role": "user", "content": [[]]}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{}]}]}, "messages"), ({"messages": [{"role": "user", "content": [{"type": 1}]}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": ["text"]}]}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": MARK}]}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "text", "text": [MARK]}]}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": 1}]}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": []}]}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": None}}]}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": ["data:"]}}]}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "input_image", "input_image": {}}]}]}, "messages"),
-    ({"messages": [{"role": "assistant", "tool_calls": 1}]}, "messages"), ({"messages": [{"role": "assistant", "tool_calls": {}}]}, "messages"),
-    ({"messages": [{"role": "assistant", "tool_calls": [1]}]}, "messages"), ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"function": []}]}]}, "messages"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}]}, "messages"),
-    ({"model": 1}, "model"), ({"model": True}, "model"), ({"model": []}, "model"), ({"model": {}}, "model"),
-    ({"stream": 1}, "stream"), ({"stream": "true"}, "stream"), ({"stream": []}, "stream"),
-    ({"stream_options": {}}, "stream_options"), ({"stream": True, "stream_options": 1}, "stream_options"),
-    ({"stream": True, "stream_options": []}, "stream_options"), ({"stream": True, "stream_options": True}, "stream_options"),
-    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-    ({"stream": True, "stream_options": {"include_usage": []}}, "stream_options.include_usage"),
-    ({"tools": 1}, "tools"), ({"tools": {}}, "tools"), ({"tools": [1]}, "tools"), ({"tools": [None]}, "tools"), ({"tools": [[]]}, "tools"),
-    ({"tools": [{}]}, "tools"), ({"tools": [{"type": 1}]}, "tools"), ({"tools": [{"type": {}}]}, "tools"), ({"tools": [{"type": MARK}]}, "tools"),
-    ({"tools": [{"type": "function", "function": 1}]}, "tools"), ({"tools": [{"type": "function", "function": {}}]}, "tools"),
-    ({"tools": [{"type": "function", "function": {"name": []}}]}, "tools"), ({"tools": [{"type": "function", "name": 1}]}, "tools"),
-    ({"max_tokens": "5"}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"),
-    ({"max_tokens": True}, "max_tokens"), ({"max_tokens": []}, "max_tokens"), ({"max_tokens": 2 ** 70}, "max_tokens"),
-    ({"max_completion_tokens": {}}, "max_completion_tokens"), ({"max_completion_tokens": 0}, "max_completion_tokens"),
-    ({"reasoning_effort": 1}, "reasoning_effort"), ({"reasoning_effort": []}, "reasoning_effort"), ({"reasoning_effort": MARK}, "reasoning_effort"),
-    ({"reasoning": 1}, "reasoning"), ({"reasoning": "high"}, "reasoning"), ({"reasoning": []}, "reasoning"),
-    ({"reasoning": {"effort": 1}}, "reasoning.effort"), ({"reasoning": {"effort": {}}}, "reasoning.effort"),
-    ({"think": 1}, "think"), ({"think": "yes"}, "think"), ({"think": {}}, "think"),
-    ({"chat_template_kwargs": 1}, "chat_template_kwargs"), ({"chat_template_kwargs": []}, "chat_template_kwargs"),
-]
+NO_PARTS = [None, 1, [], {}, {"type": 1}, {"type": ["text"]}, {"type": MARK}, {"type": "text"},
+            {"type": "text", "text": None}, {"type": "text", "text": [MARK]}, {"type": "image_url"},
+            {"type": "image_url", "image_url": 1}, {"type": "image_url", "image_url": []},
+            {"type": "image_url", "image_url": {"url": None}},
+            {"type": "image_url", "image_url": {"url": ["data:"]}}, {"type": "input_image", "input_image": {}}]
+NO_CALLS = [1, {}, MARK, [1], [{}], [{"function": []}], [{"function": {"name": 1}}], [{"function": {"name": None}}]]
+WRONG_VALUES = {                                    # field -> values of the wrong type
+    "messages": [None, {}, MARK, [], [None], [1], [MARK], [[]], [{}],
+                 *([{"role": role, "content": "x"}] for role in (None, 1, ["user"], {}, MARK)),
+                 *([{"role": "user", "content": content}] for content in (1, True, {})),
+                 *([{"role": "user", "content": [part]}] for part in NO_PARTS),
+                 *([{"role": "assistant", "tool_calls": calls}] for calls in NO_CALLS)],
+    "model": [1, True, [], {}],
+    "stream": [1, "true", []],
+    "stream_options": [1, [], True, "x"],
+    "tools": [1, {}, MARK, [1], [None], [[]], [{}], [{"type": 1}], [{"type": {}}], [{"type": MARK}],
+              [{"type": "function", "function": 1}], [{"type": "function", "function": {}}],
+              [{"type": "function", "function": {"name": []}}], [{"type": "function", "name": 1}]],
+    "max_tokens": ["5", 0, -1, 1.5, True, [], 2 ** 70],
+    "max_completion_tokens": [{}, 0],
+    "reasoning_effort": [1, [], {}, MARK],
+    "reasoning": [1, "high", [], True],
+    "think": [1, "yes", {}],
+    "chat_template_kwargs": [1, [], "x"],
+}
+WRONG = [*(({name: value}, name) for name, values in WRONG_VALUES.items() for value in values),
+         ({"reasoning": {"effort": 1}}, "reasoning.effort"), ({"reasoning": {"effort": {}}}, "reasoning.effort"),
+         ({"stream": True, "stream_options": 1}, "stream_options"),
+         ({"stream": False, "stream_options": {}}, "stream_options"),
+         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+         ({"stream": True, "stream_options": {"include_usage": []}}, "stream_options.include_usage")]
 
 
 @pytest.mark.parametrize("fields, param", WRONG, ids=lambda value: str(value)[:60])
 def test_wrong_types(shared, fields, param):
-    error = refused(shared.client().post(CHAT, {"messages": MESSAGES, **fields}), 400, code="invalid_request", param=param)
+    answer = shared.client().post(CHAT, {"messages": MESSAGES, **fields})
+    error = refused(answer, 400, code="invalid_request", param=param)
     assert error["type"] == "invalid_request_error"
     assert shared.engine.requests == []
 
 
-FIELDS = ["model", "stream", "stream_options", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "reasoning_effort",
-          "reasoning", "think", "chat_template_kwargs", "n", "repeat_penalty", "repetition_penalty", "stop", "user", "functions"]
+FIELDS = ["model", "stream", "stream_options", "tools", "tool_choice", "max_tokens", "max_completion_tokens",
+          "reasoning_effort", "reasoning", "think", "chat_template_kwargs", "n", "repeat_penalty", "repetition_penalty",
+          "stop", "user", "functions"]
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -234,18 +233,18 @@ def test_null_counts_as_absent(shared, name, stream):
     assert answer.status == 200 and answer.read_all()
 
 
-JSON = strategies.recursive(
-    strategies.none() | strategies.booleans() | strategies.integers(-2, 3) | strategies.floats(allow_nan=False, allow_infinity=False)
-    | strategies.sampled_from(["", MARK, "user", "assistant", "text", "image_url", "function", "high", "data:,"]),
-    lambda inner: strategies.lists(inner, max_size=3) | strategies.dictionaries(
-        strategies.sampled_from(["role", "content", "type", "text", "image_url", "url", "tool_calls", "function", "name", "arguments",
-                                 "reasoning", "effort", "include_usage", "enable_thinking", "detail", "id"]), inner, max_size=4),
-    max_leaves=12)
-LIKELY = strategies.fixed_dictionaries({}, optional={
-    "role": strategies.sampled_from(["user", "assistant", "tool", "developer"]), "content": JSON, "tool_calls": JSON, "reasoning": JSON,
-    "reasoning_content": JSON, "name": JSON})
-ASKS = strategies.fixed_dictionaries({"messages": JSON | strategies.lists(LIKELY | JSON, min_size=1, max_size=3)},
-                                     optional={name: JSON for name in FIELDS})
+WORDS = some.sampled_from(["", MARK, "user", "assistant", "text", "image_url", "function", "high", "data:,"])
+NAMES = some.sampled_from(["role", "content", "type", "text", "image_url", "url", "detail", "tool_calls", "function",
+                           "name", "arguments", "reasoning", "effort", "include_usage", "enable_thinking", "id"])
+FLOATS = some.floats(allow_nan=False, allow_infinity=False)
+LEAVES = some.none() | some.booleans() | some.integers(-2, 3) | FLOATS | WORDS
+JSON = some.recursive(LEAVES, lambda inner: some.lists(inner, max_size=3) | some.dictionaries(NAMES, inner, max_size=4),
+                      max_leaves=12)
+MESSAGE = some.fixed_dictionaries({}, optional={
+    "role": some.sampled_from(["user", "assistant", "tool", "developer"]), "content": JSON, "tool_calls": JSON,
+    "reasoning": JSON, "reasoning_content": JSON, "name": JSON})
+ASKS = some.fixed_dictionaries({"messages": JSON | some.lists(MESSAGE | JSON, min_size=1, max_size=3)},
+                               optional={name: JSON for name in FIELDS})
 
 
 @settings(max_examples=300, deadline=None, derandomize=True, database=None,
@@ -261,7 +260,8 @@ def test_any_json(shared, body):
 
 # ---- encodings
 
-@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "deflate", "br", "zstd", "gzip, gzip", "identity, gzip", "x", "\udcff"], ids=ascii)
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "deflate", "br", "zstd", "gzip, gzip", "identity, gzip",
+                                      "\udcff"], ids=ascii)
 def test_encoded_bodies(shared, encoding):
     for body in ({"messages": MESSAGES}, b"\x1f\x8b\x08\x00" + bytes(20)):
         refused(shared.client().post(CHAT, body, {"content-encoding": encoding}), 415, code="unsupported_encoding")
@@ -299,7 +299,7 @@ def test_bodies_that_stop_arriving(small):
             answer = connection.answer()
             error = refused(answer, 408, code="request_timeout")
             assert error["type"] == "invalid_request_error"
-            assert answer.headers["connection"] == "close"      # RFC 9110, 15.5.9: or its rest would be the next request
+            assert answer.headers["connection"] == "close"      # RFC 9110, 15.5.9; its rest is no request
             assert connection.ended(5)
     assert 0.9 < time.monotonic() - began < 5
 
@@ -457,8 +457,10 @@ def test_one_byte_over_100_mb(shared):
 # ---- clients that leave
 
 @pytest.mark.parametrize("leave", ["close", "reset", "half_close"])
-@pytest.mark.parametrize("headers, begun", [({"content_length": 1000}, b'{"messages'), ({"content_length": 50 * MB}, b"x" * MB),
-                                            ({"transfer_encoding": "chunked"}, b"5\r\n{"), ({"content_length": 10}, b"")], ids=str)
+@pytest.mark.parametrize("headers, begun", [
+    ({"content_length": 1000}, b'{"messages'), ({"content_length": 50 * MB}, b"x" * MB), ({"content_length": 10}, b""),
+    ({"transfer_encoding": "chunked"}, b"5\r\n{"),
+], ids=["some", "much", "none", "chunk"])
 def test_client_leaves_in_its_body(shared, headers, begun, leave):
     before = shared.gateway.log.count("status=aborted")
     connection = shared.client(timeout=5).open()
@@ -529,53 +531,58 @@ def plain(*lines):
 
 
 BROKEN = {
-    "garbage": b"\x00\x01\x02\x03\r\n\r\n", "words": MARK.encode() + b"\r\n\r\n", "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-    "HTTP/0.9": b"GET /help\r\n\r\n", "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "HTTP/3.7": plain("GET / HTTP/3.7"),
-    "HTTP/1.x": plain("GET / HTTP/1.x"), "HTTPS": plain("GET / HTTPS/1.1"), "no target": plain("GET  HTTP/1.1"),
-    "two spaces": plain("GET  / HTTP/1.1"), "tab": plain("GET\t/\tHTTP/1.1"), "space in target": plain("GET /a b HTTP/1.1"),
-    "raw bytes in target": plain("GET /\udcff HTTP/1.1"), "NUL in target": plain("GET /\x00 HTTP/1.1"), "small method": plain("get / HTTP/1.1"),
-    "odd method": plain("G<T / HTTP/1.1"), "long method": plain("A" * 30 + " / HTTP/1.1"), "bare LF": b"GET /help HTTP/1.1\nHost: x\n\n",
-    "bare LF in head": b"GET /help HTTP/1.1\r\nHost: x\nX: y\r\n\r\n", "long line": plain("GET /" + "a" * 9000 + " HTTP/1.1"),
-    "large header": plain("GET / HTTP/1.1", "X: " + "a" * 20000), "many headers": plain("GET / HTTP/1.1", *["X: y"] * 500),
-    "no colon": plain("GET / HTTP/1.1", MARK), "no name": plain("GET / HTTP/1.1", ": x"), "space before colon": plain("GET / HTTP/1.1", "Host : x"),
-    "folded": plain("GET / HTTP/1.1", "X: a", " b"), "NUL in header": plain("GET / HTTP/1.1", "X: a\x00b"), "CR in header": plain("GET / HTTP/1.1", "X: a\rb"),
-    "two hosts": plain("GET / HTTP/1.1", "Host: a", "Host: b"), "bytes in name": plain("GET / HTTP/1.1", "X\udcff: a"),
-    "schemes at odds": plain("GET / HTTP/1.1", "X-Forwarded-Proto: https", "X-Forwarded-Ssl: off"),
-    "two blank lines": b"\r\n\r\n\r\n",
+    "garbage": b"\x00\x01\x02\x03\r\n\r\n", "words": MARK.encode() + b"\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    "HTTP/0.9": b"GET /help\r\n\r\n", "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "blank lines": b"\r\n" * 3,
+    "bare LF": b"GET /help HTTP/1.1\nHost: x\n\n", "bare LF in head": b"GET /help HTTP/1.1\r\nHost: x\nX: y\r\n\r\n",
+    **{line: plain(line) for line in (
+        "GET / HTTP/3.7", "GET / HTTP/1.x", "GET / HTTPS/1.1", "GET  HTTP/1.1", "GET  / HTTP/1.1", "GET\t/\tHTTP/1.1",
+        "GET /a b HTTP/1.1", "GET /\udcff HTTP/1.1", "GET /\x00 HTTP/1.1", "get / HTTP/1.1", "G<T / HTTP/1.1",
+        "A" * 30 + " / HTTP/1.1", "GET /" + "a" * 9000 + " HTTP/1.1")},
+    **{line: plain("GET / HTTP/1.1", line) for line in (
+        "X: " + "a" * 20000, MARK, ": x", "Host : x", "X: a\x00b", "X: a\rb", "X\udcff: a", "X: a\r\n folded",
+        "Host: a\r\nHost: b", "X-Forwarded-Proto: https\r\nX-Forwarded-Ssl: off")},
+    "many headers": plain("GET / HTTP/1.1", *["X: y"] * 500),
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", BROKEN, ids=lambda name: ascii(name)[:30])
 def test_broken_http(shared, name):
     (status, body), = said(shared, BROKEN[name])
     assert 400 <= status < 500
     assert set(json.loads(body)["error"]) == {"message", "type", "code", "param"} and MARK not in body.decode()
 
 
-def smuggle(*lines, body=b"0\r\n\r\n"):
-    """A POST with doubtful framing; behind it waits a request that must not be seen."""
-    return plain(f"POST {CHAT} HTTP/1.1", "Host: x", *lines) + body
+def test_rest_of_broken_http_is_read(shared):
+    """Closing with bytes unread would reset the connection and take the answer away."""
+    with shared.client(key=False, timeout=8).open() as connection:
+        connection.send(b"GET / HTTP/9.9\r\n" + b"x" * (2 * MB))
+        refused(connection.answer(), 400)
 
 
-SMUGGLED = {
-    "length and chunked": ["Content-Length: 5", "Transfer-Encoding: chunked"], "chunked and length": ["Transfer-Encoding: chunked", "Content-Length: 5"],
-    "two lengths": ["Content-Length: 5", "Content-Length: 6"], "same length twice": ["Content-Length: 5", "Content-Length: 5"],
-    "list of lengths": ["Content-Length: 5, 5"], "plus": ["Content-Length: +5"], "minus": ["Content-Length: -5"], "hex": ["Content-Length: 0x5"],
-    "point": ["Content-Length: 5.0"], "words": ["Content-Length: five"], "none": ["Content-Length: "], "huge": ["Content-Length: " + "9" * 5000],
-    "superscript": ["Content-Length: \udcb2"], "underscored digits": ["Content-Length: 1_0"],
-    "chunked twice": ["Transfer-Encoding: chunked", "Transfer-Encoding: chunked"], "list of chunked": ["Transfer-Encoding: chunked, chunked"],
-    "identity": ["Transfer-Encoding: identity"], "chunked, identity": ["Transfer-Encoding: chunked, identity"], "gzip": ["Transfer-Encoding: gzip"],
-    "chunked, gzip": ["Transfer-Encoding: chunked, gzip"], "xchunked": ["Transfer-Encoding: xchunked"], "quoted": ['Transfer-Encoding: "chunked"'],
-    "VT": ["Transfer-Encoding: \x0bchunked"], "space before colon": ["Transfer-Encoding : chunked"], "empty": ["Transfer-Encoding: "],
+LENGTHS = ["5, 5", "+5", "-5", "0x5", "5.0", "five", "", "9" * 5000, "\udcb2", "1_0", "5 5"]
+CODINGS = ["chunked, chunked", "identity", "chunked, identity", "gzip", "chunked, gzip", "xchunked", '"chunked"',
+           "\x0bchunked", "", ",", "chunked;a"]
+SMUGGLED = {                                        # doubtful framing: the lines that a head says about its body
+    "length and chunked": ["Content-Length: 5", "Transfer-Encoding: chunked"],
+    "chunked and length": ["Transfer-Encoding: chunked", "Content-Length: 5"],
+    "two lengths": ["Content-Length: 5", "Content-Length: 6"],
+    "one length twice": ["Content-Length: 5", "Content-Length: 5"],
+    "chunked twice": ["Transfer-Encoding: chunked", "Transfer-Encoding: chunked"],
+    "space before the colon": ["Transfer-Encoding : chunked"],
     "chunked in HTTP/1.0": None,
+    **{f"length {ascii(value[:9])}": [f"Content-Length: {value}"] for value in LENGTHS},
+    **{f"coding {ascii(value)}": [f"Transfer-Encoding: {value}"] for value in CODINGS},
 }
 
 
 @pytest.mark.parametrize("name", SMUGGLED)
 def test_smuggling(shared, name):
+    """Behind the request waits another one, which must not be seen."""
     lines = SMUGGLED[name]
     hidden = plain("GET /v1/models HTTP/1.1", "Host: x", f"Authorization: Bearer {shared.key}")
-    data = smuggle(*lines) if lines else plain(f"POST {CHAT} HTTP/1.0", "Host: x", "Transfer-Encoding: chunked") + b"0\r\n\r\n"
+    version = "1.1" if lines else "1.0"
+    data = plain(f"POST {CHAT} HTTP/{version}", "Host: x", *(lines or ["Transfer-Encoding: chunked"])) + b"0\r\n\r\n"
     answers = said(shared, data + hidden)
     assert len(answers) == 1, answers
     status, body = answers[0]
@@ -584,10 +591,11 @@ def test_smuggling(shared, name):
 
 
 @pytest.mark.parametrize("body", [
-    b"zz\r\n", b"-1\r\n", b"+2\r\n{}\r\n0\r\n\r\n", b"0x2\r\n{}\r\n0\r\n\r\n", b" 2\r\n{}\r\n0\r\n\r\n", b"\r\n", b"2 \r\n{}\r\n0\r\n\r\n",
-    b"2\r\n{}XX0\r\n\r\n", b"2;a=\x01\r\n{}\r\n0\r\n\r\n", b"2;\rx\r\n{}\r\n0\r\n\r\n", b"0\r\nContent-Length: 5\r\n\r\n",
-    b"0\r\nTransfer-Encoding: chunked\r\n\r\n", b"0\r\nno colon\r\n\r\n", b"0\r\n: x\r\n\r\n", b"2\r\n{}\r\n0\r\nA: b\nC: d\r\n\r\n", b"2\r\n{}\r\n",
-    b"1" * 40_000, b"2;" + b"a" * 40_000, b"2\r\n{}\r\n0\r\n" + b"A: b\r\n" * 300 + b"\r\n", b"\xff\r\n", MARK.encode() + b"\r\n",
+    b"zz\r\n", b"-1\r\n", b"\r\n", b"\xff\r\n", MARK.encode() + b"\r\n", b"2\r\n{}\r\n",
+    *(size + b"\r\n{}\r\n0\r\n\r\n" for size in (b"+2", b"0x2", b" 2", b"2 ", b"2;a=\x01", b"2;\rx")),
+    *(b"0\r\n" + line + b"\r\n\r\n" for line in (b"Content-Length: 5", b"Transfer-Encoding: chunked", b"word", b": x")),
+    b"0\r\nA: b\nC: d\r\n\r\n", b"2\r\n{}XX0\r\n\r\n", b"1" * 40_000, b"2;" + b"a" * 40_000,
+    b"2\r\n{}\r\n0\r\n" + b"A: b\r\n" * 300 + b"\r\n",
 ], ids=lambda body: repr(body[:24]))
 def test_broken_chunks(shared, body):
     hidden = plain("GET /v1/models HTTP/1.1", "Host: x", f"Authorization: Bearer {shared.key}")
@@ -605,18 +613,19 @@ def test_broken_chunks(shared, body):
     assert shared.engine.requests == []
 
 
-@pytest.mark.parametrize("header", ["SCRIPT_NAME: /abc", "PATH_INFO: /healthz", "REMOTE_USER: root", "HTTP_AUTHORIZATION: Bearer KEY",
-                                    "X_API_KEY: KEY"])
+@pytest.mark.parametrize("header", ["SCRIPT_NAME: /abc", "PATH_INFO: /healthz", "REMOTE_USER: root", "X_API_KEY: KEY",
+                                    "HTTP_AUTHORIZATION: Bearer KEY"])
 def test_headers_do_not_reach_the_servers_own_variables(shared, header):
     """WSGI servers hand paths and users on in names with an underscore; a client must not set them."""
     for path in ("/abc/v1/models", "/v1/models"):
         key = shared.key if path == "/abc/v1/models" else "none"
-        data = plain(f"GET {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", header.replace("KEY", shared.key))
-        (status, _), = said(shared, data)
+        lines = [f"GET {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", header.replace("KEY", shared.key)]
+        (status, _), = said(shared, plain(*lines))
         assert status in ((404, 400) if path == "/abc/v1/models" else (401, 400))
 
 
-MUTANTS = [plain(f"POST {CHAT} HTTP/1.1", "Host: x", "Content-Length: 2") + b"{}", plain("GET /v1/models HTTP/1.1", "Host: x"),
+MUTANTS = [plain("GET /v1/models HTTP/1.1", "Host: x"),
+           plain(f"POST {CHAT} HTTP/1.1", "Host: x", "Content-Length: 2") + b"{}",
            plain(f"POST {CHAT} HTTP/1.1", "Host: x", "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n"]
 
 
@@ -626,8 +635,8 @@ def test_mutated_http(shared):
     for _ in range(400):
         data = bytearray(chance.choice(MUTANTS))
         for _ in range(chance.randint(1, 3)):
-            at = chance.randrange(len(data))
-            data[at:at + chance.choice((0, 0, 1, 4))] = chance.choice((bytes([chance.randrange(256)]), b"", b"\r\n", b"\n", b" ", b":"))
+            at, cut = chance.randrange(len(data)), chance.choice((0, 0, 1, 4))
+            data[at:at + cut] = chance.choice((bytes([chance.randrange(256)]), b"", b"\r\n", b"\n", b" ", b":"))
         for status, body in said(shared, bytes(data)):
             assert status < 500 and (status < 400 or not body or json.loads(body)["error"]), bytes(data)
 
@@ -647,13 +656,16 @@ def test_root_sends_browsers_to_the_help(shared):
     assert answer.status == 302 and answer.headers["location"] == "/help"
 
 
-@pytest.mark.parametrize("method, path", [("PUT", "/v1/models"), ("DELETE", "/v1/models/x"), ("POST", "/v1/models"), ("GET", CHAT),
-                                          ("HEAD", CHAT), ("DELETE", CHAT), ("POST", "/help"), ("POST", "/healthz"), ("TRACE", "/help"),
-                                          ("BREW", "/help"), ("M-SEARCH", CHAT), ("POST", "/")])
+@pytest.mark.parametrize("method, path", [
+    ("PUT", "/v1/models"), ("DELETE", "/v1/models/x"), ("POST", "/v1/models"), ("GET", CHAT), ("HEAD", CHAT),
+    ("DELETE", CHAT), ("POST", "/help"), ("POST", "/healthz"), ("TRACE", "/help"), ("BREW", "/help"),
+    ("M-SEARCH", CHAT), ("POST", "/"),
+])
 def test_wrong_method(shared, method, path):
     answer = shared.client().request(method, path)
+    assert answer.status == 405
     allowed = {"GET", "HEAD"} if path != CHAT else {"POST"}
-    assert answer.status == 405 and allowed <= set(answer.headers["allow"].replace(" ", "").split(","))    # RFC 9110, 15.5.6
+    assert allowed <= set(answer.headers["allow"].replace(" ", "").split(","))          # RFC 9110, 15.5.6
     if method != "HEAD":
         error = refused(answer, 405, code="method_not_allowed")
         assert error["type"] == "invalid_request_error"
@@ -662,16 +674,17 @@ def test_wrong_method(shared, method, path):
 
 @pytest.mark.parametrize("path", ["/help", "/healthz", "/v1/models", CHAT])
 def test_options(shared, path):
-    answer = shared.client().request("OPTIONS", path, headers={"Origin": "http://x", "Access-Control-Request-Method": "POST"})
+    preflight = {"Origin": "http://x", "Access-Control-Request-Method": "POST"}
+    answer = shared.client().request("OPTIONS", path, headers=preflight)
     assert answer.status in (200, 204, 405) and answer.headers["allow"]
     assert "access-control-allow-origin" not in answer.headers
 
 
 @pytest.mark.parametrize("path", [
-    "/nothing", "/v1", "/v1/", "/v2/models", "/V1/models", "/v1/Models", "/v1/completions", "/v1/embeddings", "/v1/responses",
-    "/v1/messages", "/v1/audio/speech", "/v1//models", "/v1/./models", "/v1/../help", "/help/../v1/models", "/%2e%2e/%2e%2e/etc/passwd",
-    "/..%2f..%2fetc%2fpasswd", "/static/x", "/sparks.db", "/.git/config", "/%00", "/help%00", "/help%0a", "/%0d%0aX-Injected:%20yes",
-    "/%ff%fe", "/%zz", "/%", "/a" * 1500, "/" + MARK, "/help;x", "/metrics", "/favicon.ico",
+    "/nothing", "/v1", "/v1/", "/v2/models", "/V1/models", "/v1/Models", "/v1/no/such/route", "/v1//models",
+    "/v1/./models", "/v1/../help", "/help/../v1/models", "/%2e%2e/%2e%2e/etc/passwd", "/..%2f..%2fetc%2fpasswd",
+    "/static/x", "/sparks.db", "/.git/config", "/%00", "/help%00", "/help%0a", "/%0d%0aX-Injected:%20yes", "/%ff%fe",
+    "/%zz", "/%", "/a" * 1500, "/" + MARK, "/help;x", "/favicon.ico",
 ], ids=lambda path: path[:40])
 @pytest.mark.parametrize("key", [None, False], ids=["key", "no key"])
 def test_unknown_path(shared, path, key):
@@ -684,17 +697,18 @@ def test_unknown_path(shared, path, key):
 
 
 @pytest.mark.parametrize("path, status", [
-    ("/v1/models/../x", 404), ("/v1/models/%2e%2e/x", 404), ("/v1/models/%00", 404), ("/v1/models/%0a", 404), ("/v1/models/%0d%0aX-Injected:%20yes", 404),
-    ("/v1/models/%ff", 404), ("/v1/models/" + "a" * 4000, 404), ("/v1/models/" + "a" * 9000, 414), ("/v1/models/a//b", 404),
-    ("/v1/models/" + MARK, 404), ("//v1/models", 200), ("/v1/models/", 200), ("/v1/models?" + "a=b&" * 500, 200), ("/v1/models?%00=%ff&a", 200),
-    ("/v1/models#x", 200), ("http://x/v1/models", 200),
+    *((f"/v1/models/{name}", 404)
+      for name in ("../x", "%2e%2e/x", "%00", "%0a", "%0d%0aX-Injected:%20yes", "%ff", "a//b", MARK, "a" * 4000)),
+    ("/v1/models/" + "a" * 9000, 414), ("//v1/models", 200), ("/v1/models/", 200), ("/v1/models?" + "a=b&" * 500, 200),
+    ("/v1/models?%00=%ff&a", 200), ("/v1/models#x", 200), ("http://x/v1/models", 200),
 ], ids=lambda value: str(value)[:40])
 def test_odd_paths(shared, path, status):
     answer = shared.client().get(path)
     assert answer.status == status and "x-injected" not in answer.headers
     if status != 200:
         error = refused(answer, status)
-        assert error["code"] in ("model_not_found", "not_found", "invalid_request") and len(error["message"]) < 1500
+        assert error["code"] in ("model_not_found", "not_found", "invalid_request")
+        assert len(error["message"]) < 1500 and "aaaa" * 100 not in error["message"]
 
 
 def test_method_is_not_in_the_log(shared):
@@ -704,8 +718,9 @@ def test_method_is_not_in_the_log(shared):
     assert MARK[:5] not in shared.gateway.log
 
 
-@pytest.mark.parametrize("host", ["", "a b", "<script>alert(1)</script>", "a/b", "\udcff", "x" * 4000, "[::1", "x:99999", "x:y", "@", None], ids=ascii)
-@pytest.mark.parametrize("path", ["/healthz", "/help", "/help?format=json", "/", "/v1/models", "/nothing", "/v1//models"])
+@pytest.mark.parametrize("host", ["", "a b", "<script>alert(1)</script>", "a/b", "\udcff", "x" * 4000, "[::1", "x:y",
+                                  "x:99999", "@", None], ids=lambda host: ascii(host)[:20])
+@pytest.mark.parametrize("path", ["/healthz", "/help", "/help?format=json", "/", "/v1/models", "/nothing"])
 def test_odd_hosts(shared, host, path):
     answer = shared.client().get(path, {"host": host, "accept": "text/html"})
     assert answer.status < 500 and b"<script>alert" not in answer.read_all()
@@ -713,7 +728,9 @@ def test_odd_hosts(shared, host, path):
 
 def test_words_of_clients_stay_out_of_the_log(shared):
     """In every place where a client can say something."""
-    client, headers = shared.client(), {"user-agent": MARK, "referer": f"http://{MARK}/", "x-forwarded-for": MARK, "cookie": MARK, "host": MARK}
+    client = shared.client()
+    names = ("user-agent", "referer", "x-forwarded-for", "x-forwarded-proto", "cookie", "host", MARK)
+    headers = dict.fromkeys(names, MARK)
     client.get(f"/{MARK}?{MARK}={MARK}", headers)
     client.get(f"/v1/models/{MARK}?{MARK}", headers)
     client.post(CHAT, {"messages": MESSAGES, "user": MARK, "metadata": {MARK: MARK}}, headers)
@@ -723,5 +740,4 @@ def test_words_of_clients_stay_out_of_the_log(shared):
     shared.client(key=MARK).get("/v1/models", headers)
     client.get("/healthz", {"x-request-id": f"{MARK} {MARK}"})
     client.get("/help", {"accept": MARK})
-    shared.client().get("/help", {"x-forwarded-proto": MARK})
     assert MARK not in shared.gateway.log

@@ -17,11 +17,11 @@ LONGER = {}                                         # function -> its lines, whe
 
 
 def sources():
-    folders = [ROOT, *(folder for folder in ROOT.iterdir() if folder.is_dir() and folder.name != "tests"
-                       and not folder.name.startswith((".", "_")) and folder.name not in ("node_modules", "build",
-                                                                                          "dist"))]
-    return sorted(path for folder in folders
-                  for path in (folder.glob("*.py") if folder == ROOT else folder.rglob("*.py")))
+    """Our modules: not the tests, nor what was installed or built here."""
+    others = ("tests", "node_modules", "build", "dist")
+    folders = [folder for folder in ROOT.iterdir() if folder.is_dir() and folder.name not in others
+               and not folder.name.startswith((".", "_"))]
+    return sorted([*ROOT.glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))])
 
 
 SOURCES = sources()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import http1
 from engine import Close, Early, End, Head, Json, Pause, Raw, Reset, Send, Wait
-from errors import Refusal, UpstreamError
+from errors import UpstreamError
 from http1 import BadAnswer, Chunked, Length, Off, Pool, Silent, UntilClose, framing_of
 
 HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=200)
@@ -219,8 +219,8 @@ def test_a_large_request(engine, pool):
 
 
 def test_the_head(engine):
-    answer = answered(engine, *raw(HEAD + b"Content-Type:text/plain\r\nX-Odd :  a: b \r\nX-LATIN: caf\xe9\r\nX-Empty:\r\n"
-                                   b"Content-Length: 2\r\n\r\nok"))
+    lines = b"Content-Type:text/plain\r\nX-Odd :  a: b \r\nX-LATIN: caf\xe9\r\nX-Empty:\r\nContent-Length: 2\r\n"
+    answer = answered(engine, *raw(HEAD + lines + b"\r\nok"))
     answer.head(5)
     assert answer.status == 200
     assert answer.headers == {"content-type": "text/plain", "x-odd": "a: b", "x-latin": "caf\u00e9", "x-empty": "",
@@ -274,8 +274,8 @@ def test_interim_heads(engine, interim):
 
 
 def test_an_answer_in_single_bytes(engine):
-    data = b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks(b"hello",
-                                                                                                    EVENT) + END
+    data = b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    data += chunks(b"hello", EVENT) + END
     answer = answered(engine, *(Raw(data[at:at + 1]) for at in range(len(data))))
     assert answer.all(5, 1000) == b"hello" + EVENT
     answer.close()
@@ -572,62 +572,68 @@ def test_an_answer_before_the_request_was_read(engine, pool):
 # ---- TLS
 
 class TlsServer(threading.Thread):
-    """An engine behind TLS: one connection after another, one answer after another, its bytes cut to `size`."""
+    """An engine behind TLS: one connection after another, one answer after another, its bytes cut to `size`.
+    An answer is a list of parts; None closes the connection. `left` is set when a client has closed one."""
 
     def __init__(self, context, answers, size=None):
         super().__init__(daemon=True)
         self.context, self.answers, self.size = context, answers, size
         self.listener = socket.create_server(("127.0.0.1", 0))
-        self.listener.settimeout(5)
-        self.port, self.requests, self.fault = self.listener.getsockname()[1], [], None
+        self.port, self.requests, self.left = self.listener.getsockname()[1], [], threading.Event()
 
     def run(self):
-        while self.answers and not self.fault:
+        while True:
             try:
-                sock, _ = self.listener.accept()
-                with sock:
-                    sock.settimeout(5)
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    self.serve(sock)
-            except (OSError, ssl.SSLError) as error:
-                self.fault = error
+                self.sock, _ = self.listener.accept()
+            except OSError:
+                return
+            with self.sock:
+                self.sock.settimeout(3)
+                self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                try:
+                    self.serve()
+                except (EOFError, OSError):
+                    self.left.set()
 
-    def serve(self, sock):
-        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        tls = self.context.wrap_bio(incoming, outgoing, server_side=True)
-        self.finish(sock, tls.do_handshake, incoming, outgoing)
-        while self.answers:
+    def serve(self):
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = self.context.wrap_bio(self.incoming, self.outgoing, server_side=True)
+        self.until_done(tls.do_handshake)
+        while True:
             request = b""
             while not request.endswith(b"{}"):
-                data = self.finish(sock, lambda: tls.read(65536), incoming, outgoing)
-                if not data:
-                    return
-                request += data
+                request += self.until_done(tls.read)
             self.requests.append(request)
             for part in self.answers.pop(0):
                 if part is None:
                     return
                 tls.write(part)
-                self.flush(sock, outgoing)
+                self.flush()
 
-    def finish(self, sock, call, incoming, outgoing):
+    def until_done(self, call):
         while True:
             try:
                 done = call()
-                self.flush(sock, outgoing)
+                self.flush()
                 return done
             except ssl.SSLWantReadError:
-                self.flush(sock, outgoing)
-                data = sock.recv(65536)
+                self.flush()
+                data = self.sock.recv(65536)
                 if not data:
-                    return None
-                incoming.write(data)
+                    raise EOFError
+                self.incoming.write(data)
 
-    def flush(self, sock, outgoing):
-        data = outgoing.read()
+    def flush(self):
+        data = self.outgoing.read()
         size = self.size or len(data) or 1
         for at in range(0, len(data), size):
-            sock.sendall(data[at:at + size])
+            self.sock.sendall(data[at:at + size])
+
+    def stop(self):
+        self.listener.shutdown(socket.SHUT_RDWR)    # wakes accept()
+        self.join(10)
+        self.listener.close()
+        assert not self.is_alive()
 
 
 @pytest.fixture(scope="module")
@@ -666,10 +672,7 @@ def tls(certificate):
     for server, pool in started:
         for connection in pool.idle:
             connection.close()
-        server.answers.clear()
-        server.listener.close()
-        server.join(5)
-        assert not server.is_alive()
+        server.stop()
 
 
 OK = HEAD + b"Content-Length: 2\r\n\r\nok"
@@ -685,7 +688,7 @@ def test_tls(tls, version, size):
         answer = pool.post("/v1/x", b"{}", {})
         assert answer.all(5, 100) == b"ok"
         answer.close(whole=True)
-    assert len(server.requests) == 2 and server.fault is None
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("size", [None, 1000, 5000])
@@ -740,17 +743,34 @@ def test_tls_cut_off(tls):
 
 
 def test_tls_with_a_certificate_that_nobody_knows(tls):
-    _, pool = tls([OK], trusted=False)
-    with pytest.raises(Off, match="SSLCertVerificationError"):
+    server, pool = tls([OK], trusted=False)
+    with pytest.raises(Off, match="SSLCertVerificationError") as caught:
         pool.post("/v1/x", b"{}", {})
+    assert server.left.wait(1), "the connection is still open"
+    assert caught.value.status == 503               # the error is still held here: its connection must not be
 
 
-def test_tls_to_a_port_that_speaks_none(engine):
-    pool = Pool(engine.url.replace("http:", "https:"))
-    engine.patience = 0.2
-    with pytest.raises(Refusal):
-        pool.post("/v1/x", b"{}", {})
-    engine.faults.clear()                           # it did not understand what it read
+def test_tls_to_a_port_that_speaks_none():
+    def answer():
+        sock, _ = listener.accept()
+        with sock:
+            sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(Off):
+            Pool(f"https://127.0.0.1:{listener.getsockname()[1]}").post("/v1/x", b"{}", {})
+        thread.join(5)
+
+
+def test_tls_that_is_cut_off_in_its_handshake():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=lambda: listener.accept()[0].close())
+        thread.start()
+        with pytest.raises(Off):
+            Pool(f"https://127.0.0.1:{listener.getsockname()[1]}").post("/v1/x", b"{}", {})
+        thread.join(5)
 
 
 @pytest.mark.parametrize("url, address, prefix, netloc", [
