@@ -6,30 +6,32 @@ from datetime import datetime, timezone
 
 from gevent import monkey
 
-MOST = 4000                                         # bytes of a line: a pipe that is ready takes that many at once
+MOST = 4000                                         # bytes at a time: a pipe that is ready takes so many without waiting
 READY = 4                                           # poll's POLLOUT
 real_poll = monkey.get_original("select", "poll")
 
 
+STDOUT = 1
+
+
+def say(text):
+    """Write a line to stdout, or drop it where that would wait: nobody reads the pipe, or the disk is full."""
+    try:
+        data, poller = (text + "\n").encode("utf-8", "backslashreplace"), real_poll()
+        poller.register(STDOUT, READY)
+        for at in range(0, len(data), MOST):
+            if poller.poll(0):
+                os.write(STDOUT, data[at:at + MOST])
+    except OSError:                                 # nowhere to say it
+        pass
+
+
 class Lines(logging.Handler):
-    """Writes to a file descriptor, and drops the line where that would wait: nobody reads the pipe, or the disk is full."""
-
-    def __init__(self, descriptor):
-        super().__init__()
-        self.descriptor, self.poller = descriptor, real_poll()
-        self.poller.register(descriptor, READY)
-
     def emit(self, record):
         try:
-            for part in split((self.format(record) + "\n").encode("utf-8", "backslashreplace")):
-                if self.poller.poll(0):
-                    os.write(self.descriptor, part)
-        except Exception:                           # nowhere to say it
+            say(self.format(record))
+        except Exception:                           # a record that cannot be formatted stops nothing either
             pass
-
-
-def split(data):
-    return [data[at:at + MOST] for at in range(0, len(data), MOST)]
 
 
 class Words(logging.Formatter):
@@ -62,9 +64,9 @@ def quoted(value):
     return json.dumps(text, ensure_ascii=False) if not text or any(c in text for c in ' "=\n\r\t') else text
 
 
-def set_up(form, descriptor=1):
+def set_up(form):
     """All logging to stdout, as "logfmt" or "json"."""
-    handler = Lines(descriptor)
+    handler = Lines()
     handler.setFormatter(Words(form))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     logging.getLogger("urllib3").setLevel(logging.ERROR)

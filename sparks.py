@@ -279,13 +279,13 @@ def reload(desk):
 def announce(settings, fleet, engine, first_key):
     """Say what was started; with a local engine, also how to try it, once it answers."""
     fleet.looked.wait()
-    print(server.screen(settings, fleet.models(), keys.active().count(), engine is not None), flush=True)
+    log_module.say(server.screen(settings, fleet.models(), keys.active().count(), engine is not None))
     if engine:
         while not fleet.models():
             if engine.state == "up":
                 fleet.hurry.set()                   # no need to wait for the next look
             gevent.sleep(0.1)
-        print(local.greeting(f"http://{server.reachable(settings.bind)}", first_key), flush=True)
+        log_module.say(local.greeting(f"http://{server.reachable(settings.bind)}", first_key))
 
 
 if __name__ == "__main__":
