@@ -16,6 +16,7 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.http import errors as http_errors
 from gunicorn.workers.ggevent import GeventWorker
 
+from body import linger
 from errors import Refusal, error_body
 from stream import dumps
 
@@ -88,7 +89,8 @@ def write_refusal(client, refusal):
     try:
         util.write_nonblock(client, head.encode() + body)
     except OSError:
-        pass
+        return
+    linger(client)
 
 
 class Application(BaseApplication):
