@@ -93,13 +93,18 @@ class Body:
         self.held = 0
 
     def discard(self):
-        """After a refusal: read on for a while, or closing would take the answer away from the client."""
-        end = monotonic() + LINGER
-        try:
-            self.sock.shutdown(socket.SHUT_WR)
-            while (left := end - monotonic()) > 0:
-                self.sock.settimeout(left)
-                if not self.sock.recv(PIECE):
-                    break
-        except OSError:
-            pass
+        linger(self.sock)
+
+
+def linger(sock):
+    """After a refusal of what is still being sent: read on for a while, or closing would take the answer away from the
+    client (RFC 9112 9.6)."""
+    end = monotonic() + LINGER
+    try:
+        sock.shutdown(socket.SHUT_WR)
+        while (left := end - monotonic()) > 0:
+            sock.settimeout(left)
+            if not sock.recv(PIECE):
+                break
+    except OSError:
+        pass

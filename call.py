@@ -10,7 +10,7 @@ from fcntl import ioctl
 from termios import FIONREAD
 from time import monotonic, time
 
-from gevent import get_hub, getcurrent, sleep
+from gevent import get_hub, getcurrent, sleep, socket
 from gevent.event import Event
 
 import pump
@@ -24,6 +24,8 @@ log = logging.getLogger("sparks")
 MAX_ANSWER = 256 << 20                              # bytes of a plain answer
 
 
+LOOK = 0.25                                         # seconds between two looks at a socket that has bytes waiting
+ESTABLISHED = 1                                     # in TCP_INFO
 LEFT = 499                                          # the status in the ledger of a request whose client went away
 
 
@@ -71,14 +73,29 @@ class Call:
         self.watcher.start(self.on_readable)
 
     def on_readable(self):
-        self.watcher.stop()
         waiting = array("i", [0])
         try:
             ioctl(self.sock.fileno(), FIONREAD, waiting)
         except OSError:
             pass
-        if not waiting[0]:                          # else a pipelined request: its bytes are gunicorn's
+        self.unwatch()
+        if waiting[0]:                              # a pipelined request: its bytes are gunicorn's
+            self.watcher = get_hub().loop.timer(LOOK, LOOK)
+            self.watcher.start(self.on_look)
+        else:
             self.interrupt(ClientGone())
+
+    def on_look(self):
+        """The socket stays readable: ask TCP itself whether the client has closed."""
+        if self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != ESTABLISHED:
+            self.unwatch()
+            self.interrupt(ClientGone())
+
+    def unwatch(self):
+        if self.watcher:
+            self.watcher.stop()
+            self.watcher.close()
+            self.watcher = None
 
     def interrupt(self, error):
         """End the call early with `error` (Refusal or ClientGone). Called in the hub."""
@@ -120,9 +137,8 @@ class Call:
         self.open = False
         self.desk.live.discard(self)
         self.body.release()
-        if self.watcher:
-            self.watcher.stop()
-            self.watcher.close()
+        self.unwatch()
+        self.sock.settimeout(self.desk.settings.stall_timeout)      # for each write that is still to come
         if self.answer:
             self.answer.close(whole)
         row = self.row(status, error)
@@ -185,9 +201,8 @@ def relay(call, ask):
             begun = True
             yield stream.alive()
         begun, call.first = True, monotonic()
-        yield events
-        if not (stream.over or answer.ended):
-            pump.move(answer, stream, call.sock, call.chunked, settings, since)
+        yield b""                                   # the head; all that follows goes through the pump
+        pump.move(answer, stream, call.sock, call.chunked, settings, since, events)
         last, fault = stream.end(), None
     except Exception as error:
         fault = ours(error)

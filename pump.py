@@ -53,14 +53,15 @@ class Pump:
     chunked  whether the client's bytes are framed in chunks (HTTP/1.1)
     limits   settings with keepalive, stall_timeout, answer_timeout, in seconds
     since    the moment from which the engine's silence counts (monotonic)
+    backlog  events that wait for the client already
     """
 
-    def __init__(self, answer, stream, sock, chunked, limits, since):
+    def __init__(self, answer, stream, sock, chunked, limits, since, backlog=b""):
         self.answer, self.stream, self.chunked, self.limits = answer, stream, chunked, limits
         self.source, self.target = answer.sock.fileno(), sock.fileno()
         self.done = AsyncResult()
-        self.left = b""                             # what the client has not taken yet
-        self.ended = False                          # nothing more is wanted of the engine
+        self.backlog, self.left = backlog, b""      # left: what the client has not taken yet
+        self.ended = stream.over or answer.ended    # nothing more is wanted of the engine
         loop = get_hub().loop
         self.reader, self.writer = loop.io(self.source, READABLE), loop.io(self.target, WRITABLE)
         self.written, self.token, self.tokens = monotonic(), since, 0
@@ -69,7 +70,10 @@ class Pump:
         """Run until the engine has said all and the client has taken it. Raises Refusal, ClientGone, or what the
         stream raises."""
         try:
-            self.reader.start(self.guarded, self.on_engine)
+            if self.backlog:
+                self.write(self.backlog)
+            if not self.left:
+                self.go_on()
             sweep.add(self, min(TICK, self.limits.keepalive / 2))
             self.done.get()
         finally:
@@ -139,6 +143,10 @@ class Pump:
         if self.left:
             return
         self.token = monotonic()
+        self.go_on()
+
+    def go_on(self):
+        """The client has taken all: the end, or the engine's next bytes."""
         if self.ended:
             self.stop()
         else:
@@ -160,6 +168,6 @@ class Pump:
             self.write(self.stream.alive())
 
 
-def move(answer, stream, sock, chunked, limits, since):
+def move(*args, **options):
     """Move a stream from the engine to the client, to its end. See Pump."""
-    Pump(answer, stream, sock, chunked, limits, since).move()
+    Pump(*args, **options).move()

@@ -17,8 +17,10 @@ from gunicorn import util
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.http import errors as http_errors
+from gunicorn.workers.base_async import AsyncWorker
 from gunicorn.workers.ggevent import GeventWorker
 
+from body import linger
 from errors import Refusal, SettingsError, error_body
 from stream import dumps
 
@@ -27,6 +29,7 @@ KEEPALIVE = 75                                      # seconds that an idle conne
 GRACE = 5                                           # seconds for what is open when the drain is over
 HANG = 600                                          # seconds of CPU in one go after which the worker counts as hung
 CONNECTIONS = 10_000
+OUR_HEADERS = (http_errors.InvalidResponseHeader, http_errors.InvalidResponseHeaderName)    # no fault of the client's
 STATUS = {                                          # of malformed HTTP; 400 if not here
     http_errors.LimitRequestLine: 414, http_errors.LimitRequestHeaders: 431, http_errors.ExpectationFailed: 417,
     http_errors.ForbiddenProxyRequest: 403,
@@ -85,10 +88,13 @@ class Worker(GeventWorker):
 
     def handle_request(self, listener_name, req, sock, addr):
         getcurrent().close_after = req.force_close  # for sparks.owned: gunicorn does not hand the request to the app
-        return super().handle_request(listener_name, req, sock, addr)
+        try:
+            return AsyncWorker.handle_request(self, listener_name, req, sock, addr)
+        except (gevent.GreenletExit, SystemExit, TimeoutError):
+            raise StopIteration from None           # the answer is cut: nothing more may follow on this connection
 
     def handle_error(self, req, client, addr, exc):
-        if not isinstance(exc, http_errors.ParseException) or isinstance(exc, http_errors.InvalidResponseHeader):
+        if not isinstance(exc, http_errors.ParseException) or isinstance(exc, OUR_HEADERS):
             return super().handle_error(req, client, addr, exc)
         refusal = Refusal(f"this is no valid HTTP request: {type(exc).__name__}", status=STATUS.get(type(exc), 400))
         log.warning("malformed HTTP: %s", type(exc).__name__)
@@ -102,7 +108,8 @@ def write_refusal(client, refusal):
     try:
         util.write_nonblock(client, head.encode() + body)
     except OSError:
-        pass
+        return
+    linger(client)
 
 
 class Application(BaseApplication):

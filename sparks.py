@@ -36,6 +36,7 @@ from stream import dumps
 from upstream import Fleet
 
 log = logging.getLogger("sparks")
+PIECE = 1 << 16                                     # bytes of a plain answer in one write
 STREAM_HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
 HELP_HEADERS = {"Vary": "Accept", "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
 EXISTING = ", ".join(f"{route.method} {route.path}" for route in ROUTES)
@@ -122,11 +123,17 @@ def serve(desk, dialect):
     ask = dialect.read(body, desk.fleet.view(call.key))
     del body
     if ask.stream is None:
-        return Response(calls.plain(call, ask, dialect.write), mimetype="application/json")
+        body = calls.plain(call, ask, dialect.write)
+        return Response(pieces(body), mimetype="application/json", headers={"Content-Length": str(len(body))})
     events = calls.relay(call, ask)
     first = next(events)                            # a Refusal here is still an HTTP status
     return Response(chain([first], events), content_type="text/event-stream; charset=utf-8", headers=STREAM_HEADERS,
                     direct_passthrough=True)
+
+
+def pieces(body):
+    """A body in pieces, each of which the client has its time to take."""
+    return (body[at:at + PIECE] for at in range(0, len(body), PIECE))
 
 
 # ---- the small routes

@@ -420,5 +420,6 @@ def sound(data):
 
 def chunk_of(choice):
     """A whole choice as the only chunk of its stream."""
-    return {"index": choice.get("index", 0), "delta": choice.get("message") or {},
+    message = choice.get("message") or {}
+    return {"index": choice.get("index", 0), "delta": {name: value for name, value in message.items() if value is not None},
             "logprobs": choice.get("logprobs"), "finish_reason": choice.get("finish_reason")}

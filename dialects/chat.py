@@ -21,6 +21,7 @@ TEXTS = {"text": "text", "input_text": "text", "output_text": "text"}
 MEDIA = {"image_url": "image_url", "input_image": "image_url", "video_url": "video_url", "audio_url": "audio_url"}
 REFUSED = {"input_audio": "audio is not supported; send text or images",
            "file": "files are not supported; send their text, or images of their pages"}
+ABSENT = ("annotations", "function_call", "audio", "tool_calls")    # null in vLLM's messages, which OpenAI's schema forbids
 PASSED = ("refusal", "thinking", "image_embeds", "audio_embeds", "tool_reference")      # vLLM knows them
 
 
@@ -209,6 +210,7 @@ def write(answer, ask):
     if isinstance(answer, bytes):
         answer = collected(answer, ask)
     for choice in choices_of(answer):
+        choice.setdefault("logprobs", None)
         message = choice.get("message")
         if isinstance(message, dict):
             write_message(message, ask.extra["names"])
@@ -228,6 +230,10 @@ def write_message(message, names):
         if rest != content:
             message["content"] = rest
     rename(message, names, thought)
+    for name in ABSENT:
+        if message.get(name, "") is None:
+            del message[name]
+    message.setdefault("refusal", None)
 
 
 def collected(events, ask):

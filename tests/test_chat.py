@@ -74,7 +74,7 @@ def test_engine_that_streams_to_a_plain_request(shared):
     body = shared.client().post(PATH, ask()).json()
     assert body["object"] == "chat.completion" and body["usage"]["prompt_tokens"] == 15
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hello there", "reasoning": "Well",
-                                             "reasoning_content": "Well"}
+                                             "reasoning_content": "Well", "refusal": None}
     assert body["choices"][0]["finish_reason"] == "stop"
 
 

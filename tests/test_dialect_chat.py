@@ -625,7 +625,27 @@ def answer(message, finish="stop", **more):
 
 def written(given, field="both"):
     one = read(ask(), reasoning_field=field)
-    return json.loads(chat.write(copy.deepcopy(given), one))
+    return without(json.loads(chat.write(copy.deepcopy(given), one)), given)
+
+
+def without(out, given):
+    """An answer without the nulls that OpenAI's schema wants in it, where they were not given."""
+    befores = given["choices"] if isinstance(given.get("choices"), list) else []
+    for choice, before in zip(out["choices"] if befores else [], befores):
+        if isinstance(before, dict) and "logprobs" not in before:
+            assert choice.pop("logprobs") is None
+        message = choice.get("message") if isinstance(choice, dict) else None
+        if isinstance(message, dict) and "refusal" not in (before.get("message") or {}):
+            assert message.pop("refusal") is None
+    return out
+
+
+def test_what_the_schema_wants_and_forbids():
+    """OpenAI's schema requires `refusal` and `logprobs`, and has no null for what vLLM sends beside them."""
+    out = json.loads(chat.write({"choices": [{"message": {
+        "role": "assistant", "content": "a", "annotations": None, "audio": None, "function_call": None, "tool_calls": None}}]},
+        read(ask())))
+    assert out["choices"] == [{"message": {"role": "assistant", "content": "a", "refusal": None}, "logprobs": None}]
 
 
 def written_message(message, field="both"):
@@ -676,9 +696,9 @@ def test_tags_beside_reasoning_are_quotations():
 @pytest.mark.parametrize("message", [
     {"role": "assistant", "content": None,
      "tool_calls": [{"id": "A", "type": "function", "function": {"name": "f", "arguments": '{"a": '}}]},
-    {"role": "assistant", "content": "", "tool_calls": [], "function_call": None, "odd": {"a": [1]}},
+    {"role": "assistant", "content": "", "tool_calls": [], "odd": {"a": [1]}, "null": None},
     {"role": "assistant", "content": [{"type": "text", "text": "<think>"}]},
-    {"role": "assistant", "content": "\u2028\ud83d", "audio": None},
+    {"role": "assistant", "content": "\u2028\ud83d", "audio": {"id": "x"}},
     {},
 ])
 def test_the_rest_of_a_message_is_untouched(message):
@@ -719,7 +739,10 @@ def chunk(delta, finish=None, index=0, **more):
 
 
 def collected(*chunks, field="both", **options):
-    return json.loads(chat.write(events(*chunks, **options), read(ask(), reasoning_field=field)))
+    out = json.loads(chat.write(events(*chunks, **options), read(ask(), reasoning_field=field)))
+    for choice in out["choices"]:
+        assert choice["message"].pop("refusal") is None
+    return out
 
 
 USAGE = {"id": "c1", "choices": [], "usage": {"total_tokens": 5}}
