@@ -167,6 +167,7 @@ class Call:
 
     def close(self):
         self.settle(LEFT)
+        self.sock.settimeout(None)
         if self.body.breaks:
             self.body.discard()
 

@@ -113,10 +113,9 @@ def from_engine(status, answer):
     if NO_IMAGES.search(message):                   # llama.cpp calls a client's mistake a 500
         status = 400
     param = fields.get("param") if isinstance(fields.get("param"), str) else None
-    code = fields.get("code") if isinstance(fields.get("code"), str) and not fields["code"].isdigit() else None
+    code = CODES.get(status, "invalid_request" if status < 500 else "upstream_error")    # ours: the ledger keeps it
     if status == 400 and TOO_LONG.search(f"{message} {fields.get('type')}"):
         code, param = "context_length_exceeded", param or "messages"
-    code = code or CODES.get(status, "invalid_request" if status < 500 else "upstream_error")
     return Refusal(message, param, status=status, code=code, retry_after=RETRY_AFTER if status == 503 else None)
 
 

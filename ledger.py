@@ -16,7 +16,7 @@ import peewee
 from database import checkpoint, database, transaction
 
 log = logging.getLogger("sparks")
-PATIENCE = 1.0                                      # seconds for which a request waits for a locked database
+PATIENCE = 0.25                                     # seconds for which a request waits for a locked database
 RETRY = 0.02                                        # seconds between two tries
 MOST_WAITING = 10_000                               # rows in memory; beyond it the oldest are lost, and counted
 COMPLAIN = 60                                       # seconds between two log lines about one fault
@@ -103,17 +103,32 @@ class Ledger:
 
     def flush(self):
         """Commit what waits, in one transaction. Returns whether nothing waits any more."""
-        rows = list(self.waiting)
-        if not rows:
-            return True
         try:
-            commit(rows)
+            self.commit(len(self.waiting))
         except (peewee.DatabaseError, OSError) as error:
             self.complain(error)
-            return False
-        for _ in rows:
+        except Exception:                           # one row that cannot be written must not hold up the others
+            log.exception("a row cannot be written")
+            self.sift()
+        return not self.waiting
+
+    def commit(self, count):
+        if count:
+            commit([self.waiting[at] for at in range(count)])
+        for _ in range(count):
             self.waiting.popleft()
-        return True
+
+    def sift(self):
+        """Commit row by row, and lose those that cannot be written."""
+        try:
+            for _ in range(len(self.waiting)):
+                try:
+                    self.commit(1)
+                except (ValueError, TypeError, OverflowError):
+                    self.waiting.popleft()
+                    self.lost += 1
+        except (peewee.DatabaseError, OSError) as error:
+            self.complain(error)
 
     def complain(self, error):
         if monotonic() - self.complained > COMPLAIN and not (is_lock(error) and len(self.waiting) < 2):

@@ -12,6 +12,7 @@ Sparks, the front door of a model served by vLLM.
   ./run.sh                 start the gateway in front of the engine on this machine (SPARKS_UPSTREAM names another)
   ./run.sh --local         the same on a machine without vLLM: also installs and starts a small model
   ./run.sh keys ...        add, list and revoke people's keys; works while the gateway runs
+  ./run.sh reload          let the running gateway read sparks.toml again; no stream is dropped
   ./run.sh test [...]      run the tests; arguments go to pytest
   ./run.sh test --vllm     run the tests against real vLLM on the CPU (installs it: some minutes, 2.5 GB)
   ./run.sh test --wheels   check that every pinned package has a wheel for x86-64 and aarch64, Python 3.11 to 3.13
@@ -131,6 +132,7 @@ alone() { [ $# -lt 2 ] || fail "$1 takes no argument, but there is '$2'; ./run.s
 case ${1-} in
   "") prepare gateway; exec "$python" "$home/sparks.py" ;;
   --local) alone "$@"; prepare gateway local; exec "$python" "$home/sparks.py" --local ;;
+  reload) alone "$@"; prepare gateway; exec "$python" "$home/sparks.py" --reload ;;
   keys) prepare gateway; exec "$python" "$home/keys.py" "${@:2}" ;;
   test) test_with "${@:2}" ;;
   -h | --help) alone "$@"; help ;;

@@ -21,7 +21,7 @@ from gunicorn.workers.base_async import AsyncWorker
 from gunicorn.workers.ggevent import GeventWorker
 
 from body import linger
-from errors import Refusal, SettingsError, error_body
+from errors import InternalError, Refusal, SettingsError, error_body
 from stream import dumps
 
 log = logging.getLogger("sparks")
@@ -94,10 +94,13 @@ class Worker(GeventWorker):
             raise StopIteration from None           # the answer is cut: nothing more may follow on this connection
 
     def handle_error(self, req, client, addr, exc):
-        if not isinstance(exc, http_errors.ParseException) or isinstance(exc, OUR_HEADERS):
-            return super().handle_error(req, client, addr, exc)
-        refusal = Refusal(f"this is no valid HTTP request: {type(exc).__name__}", status=STATUS.get(type(exc), 400))
-        log.warning("malformed HTTP: %s", type(exc).__name__)
+        """Answer what never became a request, or what gunicorn would not send. Its own way logs the address with its query."""
+        if isinstance(exc, http_errors.ParseException) and not isinstance(exc, OUR_HEADERS):
+            log.warning("malformed HTTP: %s", type(exc).__name__)
+            refusal = Refusal(f"this is no valid HTTP request: {type(exc).__name__}", status=STATUS.get(type(exc), 400))
+        else:
+            log.exception("a fault of the gateway")
+            refusal = InternalError("the gateway failed; this is its own fault, and its log has the details")
         write_refusal(client, refusal)
 
 

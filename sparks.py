@@ -75,7 +75,9 @@ def owned(desk, wsgi_app):
         environ["sparks.close"] = gevent.getcurrent().close_after
         try:
             return ClosingIterator(wsgi_app(environ, start_response), call.close)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception):        # such as a header that may not be sent
+                call.settle(500, calls.ours(error))
             call.close()
             raise
     return application

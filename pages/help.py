@@ -34,6 +34,10 @@ MEANINGS = {
     errors.InvalidRequest: "Bad JSON, missing `messages`, bad `reasoning_effort`, or another field at fault "
                            "(`param` names it); fix the request",
     errors.InvalidKey: "Key missing, wrong, or revoked; check the key, don't retry",
+    errors.ModelNotAllowed: "Your key may not use this model; `GET /v1/models` lists those that it may",
+    errors.LimitExceeded: "Your key's requests or tokens of this minute are used up; come back after `Retry-After`",
+    errors.QuotaExceeded: "Your key's tokens of the day or month are used up; the message says when it starts anew",
+    errors.QueueFull: "Many of your own requests are waiting already; let them end, and see `Retry-After`",
     errors.Forbidden: "Request did not come through the public edge; use the base URL above",
     errors.ModelNotFound: "Only the model ids above exist",
     errors.NotFound: "Only the endpoints above exist",

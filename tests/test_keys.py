@@ -11,6 +11,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+import database
 import keys
 from conftest import ROOT, clean_environment
 from conftest import keys as command
@@ -23,8 +24,8 @@ MOMENT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 @pytest.fixture(autouse=True)
 def closed():
     yield
-    if not keys.database.deferred:
-        keys.database.close()
+    if not database.database.deferred:
+        database.database.close()
 
 
 @pytest.fixture
@@ -156,7 +157,7 @@ def test_list_as_json(run):
     key = added(run, "alice")
     found, = json.loads(said(run, "list", "--json"))
     assert re.fullmatch(MOMENT, found["created"])
-    assert found == {"name": "alice", "prefix": key[:16], "created": found["created"], "revoked": None}
+    assert found == {"name": "alice", "prefix": key[:16], "created": found["created"], "revoked": None, "admin": False}
 
 
 # ---- revoke
@@ -249,7 +250,7 @@ def test_file_is_for_its_owner_alone(db):
 def test_open_file_has_no_readable_companions(db):
     before = os.umask(0)
     try:
-        keys.open_database(db)
+        database.open_database(db)
         keys.add_key("alice")
     finally:
         os.umask(before)
@@ -302,7 +303,7 @@ def test_gateway_does_not_start_on_an_unusable_file(tmp_path):
 def test_locked_file_is_one_line(run, db):
     """Longer than the five seconds for which a command waits."""
     added(run, "alice")
-    keys.database.close()
+    database.database.close()
     writer = sqlite3.connect(db, isolation_level=None)
     try:
         writer.execute("BEGIN IMMEDIATE")
@@ -316,7 +317,7 @@ def test_locked_file_is_one_line(run, db):
 
 def test_file_that_is_locked_for_a_moment(run, db):
     added(run, "alice")
-    keys.database.close()
+    database.database.close()
     writer = sqlite3.connect(db, isolation_level=None)
     try:
         writer.execute("BEGIN IMMEDIATE")
@@ -337,52 +338,55 @@ SCHEMA = "SELECT name, sql FROM sqlite_master ORDER BY name"
 @pytest.fixture
 def newest(tmp_path):
     """The tables of a new file."""
-    keys.open_database(tmp_path / "newest.db")
-    keys.database.close()
+    database.open_database(tmp_path / "newest.db")
+    database.database.close()
     return rows(tmp_path / "newest.db", SCHEMA)
 
 
 def test_migrations_are_noted_once(db):
     for _ in range(3):
-        keys.open_database(db)
-        keys.database.close()
-    assert rows(db, "SELECT name FROM migration") == [(step.__name__,) for step in keys.MIGRATIONS]
+        database.open_database(db)
+        database.database.close()
+    assert rows(db, "SELECT name FROM migration") == [(step.__name__,) for step in database.MIGRATIONS]
 
 
-@pytest.mark.parametrize("done", range(len(keys.MIGRATIONS) + 1))
+@pytest.mark.parametrize("done", range(len(database.MIGRATIONS) + 1))
 def test_old_files_are_brought_up_to_date(db, newest, done, monkeypatch):
     """A file without tables, and one that knows the first migrations only."""
     with monkeypatch.context() as patch:
-        patch.setattr(keys, "MIGRATIONS", keys.MIGRATIONS[:done])
-        keys.open_database(db)
-        key = keys.add_key("alice") if done else None
-        keys.database.close()
-    keys.open_database(db)
-    assert rows(db, "SELECT name FROM migration") == [(step.__name__,) for step in keys.MIGRATIONS]
+        patch.setattr(database, "MIGRATIONS", database.MIGRATIONS[:done])
+        database.open_database(db)
+        insert = "INSERT INTO key (name, prefix, digest, created) VALUES ('alice', 'sk-sparks-x', ?, '2026-11-29 12:00:00')"
+        key = "sk-sparks-x" if done else None
+        if key:
+            database.database.execute_sql(insert, (keys.digest(key),))
+        database.database.close()
+    database.open_database(db)
+    assert rows(db, "SELECT name FROM migration") == [(step.__name__,) for step in database.MIGRATIONS]
     assert rows(db, SCHEMA) == newest
     assert not key or keys.Keyring().check(None, key).name == "alice"
 
 
 def test_empty_file_and_foreign_tables(db, newest):
     sqlite3.connect(db).execute("CREATE TABLE other (x)").connection.close()
-    keys.open_database(db)
+    database.open_database(db)
     assert [row for row in rows(db, SCHEMA) if row[0] != "other"] == newest
 
 
 def test_migration_that_fails_leaves_the_file_as_it_was(db, monkeypatch):
-    keys.open_database(db)
-    keys.database.close()
+    database.open_database(db)
+    database.database.close()
 
     def broken():
-        keys.database.execute_sql("CREATE TABLE half (x)")
-        keys.database.execute_sql("CREATE TABLE half (x)")
+        yield "CREATE TABLE half (x)"
+        yield "CREATE TABLE half (x)"
 
     with monkeypatch.context() as patch:
-        patch.setattr(keys, "MIGRATIONS", [*keys.MIGRATIONS, broken])
+        patch.setattr(database, "MIGRATIONS", [*database.MIGRATIONS, broken])
         with pytest.raises(SettingsError, match="half already exists"):
-            keys.open_database(db)
+            database.open_database(db)
     assert rows(db, "SELECT name FROM sqlite_master WHERE name = 'half'") == []
-    keys.open_database(db)
+    database.open_database(db)
 
 
 # ---- with another Python
@@ -450,7 +454,7 @@ def test_credentials(authorization, x_api_key, found):
 
 
 def test_ring_sees_what_another_process_does(db):
-    keys.open_database(db)
+    database.open_database(db)
     ring, key = keys.Keyring(), command("add", "alice", db=db).stdout.strip()
     assert ring.check(None, key).name == "alice"
     assert command("revoke", "alice", db=db).returncode == 0
@@ -459,11 +463,11 @@ def test_ring_sees_what_another_process_does(db):
 
 
 def test_ring_reads_the_keys_only_when_they_changed(db, monkeypatch):
-    keys.open_database(db)
+    database.open_database(db)
     key = command("add", "alice", db=db).stdout.strip()
     ring, asked = keys.Keyring(), []
     ring.check(None, key)
-    real = keys.database.execute_sql
+    real = database.database.execute_sql
     monkeypatch.setattr(keys.database, "execute_sql", lambda sql, *rest: asked.append(sql) or real(sql, *rest))
     for _ in range(3):
         ring.check(None, key)

@@ -377,6 +377,17 @@ def test_slow_reader_is_not_gone(stalling):
     connection.close()
 
 
+def test_connection_that_rests_is_no_stalled_one(stalling):
+    """It waits for its next request for longer than stall_timeout."""
+    stalling.engine.reset()
+    with stalling.client().open() as connection:
+        for streams in (False, True, False):
+            answer = connection.post(CHAT.path, CHAT.body(streams))
+            assert answer.status == 200 and answer.read_all()
+            if not streams:
+                assert not connection.ended(1.3)
+
+
 # ---- faults of our own
 
 FAULTY = """

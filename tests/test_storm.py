@@ -19,7 +19,7 @@ from client import Truncated
 from conftest import wait_until
 from database import open_database
 from engine import Close, Engine, Hang, Head, Json, Pause, Reset, Send, chat_chunks, chunk, compact, completion, died, refusal, sse
-from inside import days, descriptors, gauges, idle, read, rows, started, sums
+from inside import days, descriptors, gauges, idle, read, resident, rows, started, sums
 
 LONG = os.environ.get("SPARKS_SOAK") == "1"
 REQUESTS, TWINS = (2000, 500) if LONG else (200, 30)
@@ -225,7 +225,7 @@ def test_soak(house, capsys):
     idle(house)
     house.engine.wait_idle()
     after = rest(house, before)
-    wait_until(lambda: descriptors(house) <= files, 5, what=f"{files} descriptors ({descriptors(house)} now)")
+    wait_until(lambda: len(descriptors(house)) <= len(files), 5, what=f"only {files} open (now {descriptors(house)})")
     assert after["live"] == before["live"] and after["held"] == 0
     assert SLOTS - 2 <= after["most"] <= SLOTS and storm.busy.most <= SLOTS and len(storm.became) == REQUESTS
     found = check_rows(house, storm, earlier)
@@ -234,8 +234,8 @@ def test_soak(house, capsys):
     kinds = sorted({row["status"] for row in found})
     with capsys.disabled():
         print(f"\nsoak: {REQUESTS} requests in {took:.1f} s, {len(found)} rows with status {kinds}, at most {after['most']} at once "
-              f"(the engine saw {storm.busy.most}), greenlets {before['greenlets']} -> {after['greenlets']}, descriptors {files} -> "
-              f"{descriptors(house)}, memory {memory / MB:.0f} -> {resident(house) / MB:.0f} MB")
+              f"(the engine saw {storm.busy.most}), greenlets {before['greenlets']} -> {after['greenlets']}, descriptors {len(files)} -> "
+              f"{len(descriptors(house))}, memory {memory / MB:.0f} -> {resident(house) / MB:.0f} MB")
 
 
 def rest(gateway, before):
@@ -245,12 +245,6 @@ def rest(gateway, before):
         return now["idle"] == 0 and now["greenlets"] <= before.get("greenlets", now["greenlets"])
     wait_until(calm, 8, what=f"a gateway at rest: {before}, {state(gateway)}")
     return state(gateway)
-
-
-def resident(gateway):
-    from inside import worker
-    with open(f"/proc/{worker(gateway)}/statm") as file:
-        return int(file.read().split()[1]) * 4096
 
 
 def check_rows(gateway, storm, earlier):
@@ -301,7 +295,7 @@ def test_twins(house):
     house.engine.reset()
     chance = random.Random(SEED)
     house.engine.always(lambda request: answer("whole", 1, request.json().get("stream", False), 0.004))
-    with ThreadPoolExecutor(2 * SLOTS // 2) as pool:
+    with ThreadPoolExecutor(SLOTS // 2) as pool:
         fates = list(pool.map(lambda plan: twins(house, *plan),
                               [(n, chance.random() < 0.5, chance.uniform(0, 0.06), chance.random() < 0.5) for n in range(TWINS)]))
     idle(house)
@@ -363,7 +357,7 @@ Gate.next = by_arrival
 
 
 def crowd(folder, patch):
-    """Key A keeps 40 requests waiting while key B sends 12 one after the other, 50 ms each in 8 slots.
+    """Key A keeps 40 requests waiting while key B sends 8 one after the other, 50 ms each in 8 slots.
     B's waits: ([ms], [turns of others before its own])."""
     db, made = stock_of(folder, "a", "b")
     with Engine() as engine, started(engine, folder, (db, made["a"]), NOTED + patch, max_active=SLOTS) as gateway:
@@ -373,7 +367,7 @@ def crowd(folder, patch):
             crowd = [pool.submit(keep_asking, gateway, over) for _ in range(SLOTS + 40)]
             try:
                 wait_until(lambda: gauges(gateway)["sparks_queued"] >= 40, 10, what="40 requests in the queue")
-                waits = [int(ask(gateway, made["b"]).headers["x-sparks-queue-ms"]) for _ in range(12)]
+                waits = [int(ask(gateway, made["b"]).headers["x-sparks-queue-ms"]) for _ in range(8)]
             finally:
                 over.set()
             assert sum(one.result() for one in crowd) > SLOTS
@@ -410,7 +404,7 @@ def test_fairness(tmp_path, capsys):
             print(f"\nfairness, {name}: B waited {sum(waits) / len(waits):.0f} ms on average, {max(waits)} ms at worst; "
                   f"{max(ahead)} turns before its own at worst = {max(ahead) / SLOTS:.1f} rounds of {SLOTS} slots", end="")
         print()
-    assert len(turns) == len(fair) == 12 and max(turns) <= SLOTS
+    assert len(turns) == len(fair) == 8 and max(turns) <= SLOTS
     assert min(arrivals) > SLOTS and max(fair) < max(late)
 
 
