@@ -4,7 +4,7 @@ The connection is shared by all greenlets of the process, so nothing may switch 
 """
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import peewee
 
@@ -40,9 +40,18 @@ def checkpoint(path):
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
+@contextmanager
 def transaction():
-    """A transaction that takes the write lock at once, or fails at once."""
-    return database.atomic("IMMEDIATE")
+    """A transaction that takes the write lock at once, or fails at once. (peewee's own hides a full disk behind a rollback
+    that SQLite has done already.)"""
+    database.execute_sql("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute_sql("COMMIT")
+    except BaseException:
+        if database.connection().in_transaction:
+            database.execute_sql("ROLLBACK")
+        raise
 
 
 # ---- migrations: in order, for ever; an old file goes through those it lacks

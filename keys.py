@@ -383,7 +383,7 @@ def usage(name, since, days, by, as_json, as_csv, plot):
     if as_json:
         return dump(table)
     if as_csv:
-        return click.echo(as_text(table), nl=False)
+        return click.echo(as_text(table, by), nl=False)
     show_table(table)
 
 
@@ -400,9 +400,9 @@ def totals(name, first, by):
     return [merged[owner] for owner in sorted(merged)]
 
 
-def as_text(table):
+def as_text(table, by):
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(table[0]) if table else ["key", *ledger.TOTALS], lineterminator="\n")
+    writer = csv.DictWriter(out, [by, *ledger.TOTALS], lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
     return out.getvalue()

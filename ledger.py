@@ -20,7 +20,8 @@ PATIENCE = 0.25                                     # seconds for which a reques
 RETRY = 0.02                                        # seconds between two tries
 MOST_WAITING = 10_000                               # rows in memory; beyond it the oldest are lost, and counted
 COMPLAIN = 60                                       # seconds between two log lines about one fault
-STEP = 500                                          # rows deleted in one go
+STEP = 500                                          # rows written or deleted in one go
+MOST_TOKENS = 1 << 40                               # of one request; more is no figure, and would break the sums
 MINUTE, DAY = 60, 86400                             # seconds
 
 TOTALS = ("requests", "ok", "errors", "aborted", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
@@ -55,18 +56,18 @@ class Row(NamedTuple):
 
 def figures(usage, stream):
     """A Row's tokens as a dict: the engine's own `usage` (a dict, or None), else what came through the stream."""
-    if isinstance(usage, dict):
-        prompt, completion = (usage.get(name) for name in ("prompt_tokens_details", "completion_tokens_details"))
-        return {"prompt_tokens": whole(usage, "prompt_tokens"), "cached_tokens": whole(prompt, "cached_tokens"),
-                "completion_tokens": whole(usage, "completion_tokens"), "reasoning_tokens": whole(completion, "reasoning_tokens")}
-    if stream is not None and stream.tokens:
-        return {"completion_tokens": stream.tokens, "reasoning_tokens": stream.thoughts, "counted": "gateway"}
-    return {}
+    usage = usage if isinstance(usage, dict) else {}
+    found = {"prompt_tokens": whole(usage, "prompt_tokens"), "completion_tokens": whole(usage, "completion_tokens"),
+             "cached_tokens": whole(usage.get("prompt_tokens_details"), "cached_tokens"),
+             "reasoning_tokens": whole(usage.get("completion_tokens_details"), "reasoning_tokens")}
+    if found["completion_tokens"] is None and stream is not None and stream.tokens:
+        found.update(completion_tokens=stream.tokens, reasoning_tokens=stream.thoughts, counted="gateway")
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def whole(table, name):
     value = table.get(name) if isinstance(table, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS else None
 
 
 INSERT = f"INSERT INTO request ({', '.join(Row._fields)}) VALUES ({', '.join('?' * len(Row._fields))})"
@@ -91,6 +92,7 @@ class Ledger:
 
     def __init__(self, settings):
         self.settings, self.waiting, self.lost, self.complained = settings, deque(), 0, -COMPLAIN
+        self.troubled = False                       # the last try failed
 
     def write(self, row):
         self.waiting.append(row)
@@ -102,10 +104,12 @@ class Ledger:
             gevent.sleep(RETRY)
 
     def flush(self):
-        """Commit what waits, in one transaction. Returns whether nothing waits any more."""
+        """Commit what waits, a step of it. Returns whether nothing waits any more."""
         try:
-            self.commit(len(self.waiting))
+            self.commit(min(STEP, len(self.waiting)))
+            self.troubled = False
         except (peewee.DatabaseError, OSError) as error:
+            self.troubled = True
             self.complain(error)
         except Exception:                           # one row that cannot be written must not hold up the others
             log.exception("a row cannot be written")
@@ -121,7 +125,7 @@ class Ledger:
     def sift(self):
         """Commit row by row, and lose those that cannot be written."""
         try:
-            for _ in range(len(self.waiting)):
+            for _ in range(min(STEP, len(self.waiting))):
                 try:
                     self.commit(1)
                 except (ValueError, TypeError, OverflowError):
@@ -141,7 +145,7 @@ class Ledger:
         """For ever: commit what waits once a second, checkpoint once a minute, and prune once a day."""
         pruned = checked = 0.0
         while True:
-            gevent.sleep(1)
+            gevent.sleep(0.01 if len(self.waiting) > STEP and not self.troubled else 1)
             self.flush()
             if time() - checked > MINUTE:
                 checked = time()

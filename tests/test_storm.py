@@ -8,6 +8,7 @@ import random
 import select
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
@@ -33,7 +34,7 @@ STATE = """
 import gc, json
 import http1, sparks
 from admission import Gate
-from greenlet import greenlet
+from gevent import Greenlet
 
 http1.IDLE = 0.3
 create, activate = sparks.create_app, Gate.activate
@@ -45,7 +46,7 @@ def create_app(desk, *rest):
 
 def state(desk):
     gc.collect()
-    return {"greenlets": sum(isinstance(o, greenlet) and not o.dead for o in gc.get_objects()), "live": len(desk.live),
+    return {"greenlets": sum(isinstance(o, Greenlet) and not o.dead for o in gc.get_objects()), "live": len(desk.live),
             "held": desk.bodies.held, "idle": len(desk.fleet.engine.pool.idle), "most": getattr(desk.gate, "most", 0)}
 
 def counted(gate, ticket):
@@ -231,9 +232,10 @@ def test_soak(house, capsys):
     found = check_rows(house, storm, earlier)
     check_sums(house, counted, found)
     assert not house.engine.faults, house.engine.faults[0]
-    kinds = sorted({row["status"] for row in found})
+    statuses = Counter(row["status"] for row in found)
+    kinds = ", ".join(f"{statuses[status]} × {status}" for status in sorted(statuses))
     with capsys.disabled():
-        print(f"\nsoak: {REQUESTS} requests in {took:.1f} s, {len(found)} rows with status {kinds}, at most {after['most']} at once "
+        print(f"\nsoak: {REQUESTS} requests in {took:.1f} s, {len(found)} rows ({kinds}), at most {after['most']} at once "
               f"(the engine saw {storm.busy.most}), greenlets {before['greenlets']} -> {after['greenlets']}, descriptors {len(files)} -> "
               f"{len(descriptors(house))}, memory {memory / MB:.0f} -> {resident(house) / MB:.0f} MB")
 
