@@ -625,7 +625,7 @@ def answer(message, finish="stop", **more):
 
 def written(given, field="both"):
     one = read(ask(), reasoning_field=field)
-    return without(json.loads(chat.write(copy.deepcopy(given), one)), given)
+    return without(json.loads(chat.write(copy.deepcopy(given), one)[0]), given)
 
 
 def without(out, given):
@@ -644,7 +644,7 @@ def test_what_the_schema_wants_and_forbids():
     """OpenAI's schema requires `refusal` and `logprobs`, and has no null for what vLLM sends beside them."""
     out = json.loads(chat.write({"choices": [{"message": {
         "role": "assistant", "content": "a", "annotations": None, "audio": None, "function_call": None, "tool_calls": None}}]},
-        read(ask())))
+        read(ask()))[0])
     assert out["choices"] == [{"message": {"role": "assistant", "content": "a", "refusal": None}, "logprobs": None}]
 
 
@@ -739,7 +739,7 @@ def chunk(delta, finish=None, index=0, **more):
 
 
 def collected(*chunks, field="both", **options):
-    out = json.loads(chat.write(events(*chunks, **options), read(ask(), reasoning_field=field)))
+    out = json.loads(chat.write(events(*chunks, **options), read(ask(), reasoning_field=field))[0])
     for choice in out["choices"]:
         assert choice["message"].pop("refusal") is None
     return out
