@@ -387,7 +387,7 @@ class ChatStream:
                 changed = state.calls.place(call, chunk.get("id") or "0") or changed
         state.finished = state.finished or finishes
         says = any(delta.get(name) for name in ("content", "tool_calls", "refusal", *NAMES))
-        self.tokens += bool(says)
+        self.tokens += bool(says or finishes)       # the last one is the token that ends the turn
         self.thoughts += any(delta.get(name) for name in NAMES)
         if held_back and not says and not finishes and "role" not in delta and not choice.get("logprobs"):
             return None
