@@ -51,7 +51,7 @@ STREAMS = {
     "mid-reasoning": (THOUGHT[:3], 2),
     "mid-content": (THOUGHT[:5], 4),
     "mid-tool": (CALLED[:3], 2),
-    "after finish": (THOUGHT[:7], 5),
+    "after finish": (THOUGHT[:7], 6),
     "after usage": (THOUGHT[:8], 7),                # the engine's own figure
 }
 WHOLE = compact(completion("Hello there", reasoning="Let me think", tools=TOOL))

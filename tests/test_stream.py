@@ -278,7 +278,7 @@ ERRORS = {
     "old vLLM's": ({"object": "error", "message": "too bad", "type": "BadRequestError", "param": "n", "code": 400},
                    (400, "invalid_request", "n", "too bad")),
     "a code as text": ({"error": {"message": "too bad", "code": "400"}}, (400, "invalid_request", None, "too bad")),
-    "a word as code": ({"error": {"message": "too bad", "code": "odd_word"}}, (502, "odd_word", None, "too bad")),
+    "a word as code": ({"error": {"message": "too bad", "code": "odd_word"}}, (502, "upstream_error", None, "too bad")),
     "too many": ({"error": {"message": "slow down", "code": 429}}, (429, "rate_limit_exceeded", None, "slow down")),
     "without a message": ({"error": {"message": None, "code": 500}},
                           (500, "upstream_error", None, "the engine answered with status 500")),
