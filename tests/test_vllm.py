@@ -138,7 +138,7 @@ def test_client_leaves_in_prefill(front, vllm, streams, leave):
     connection.start("POST", PATH, ask(f"{time.time()} {leave} " + "y" * 30_000, stream=streams))
     wait_for_work(vllm)
     getattr(connection, leave)()
-    idle_within(vllm, 1.5)
+    idle_within(vllm, 3)
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -153,7 +153,7 @@ def test_client_leaves_midway(front, vllm, streams):
         wait_for_work(vllm)
         time.sleep(0.3)
     connection.close()
-    idle_within(vllm, 1)
+    idle_within(vllm, 3)                              # 0.3 s on a quiet machine
 
 
 def wait_for_work(vllm):
