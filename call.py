@@ -107,7 +107,7 @@ class Call:
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
         self.ask, self.entered = ask, monotonic()
-        self.ticket, granted = self.desk.gate.enter(self.key.id, ask.model.id, self.key.limits, time())
+        self.ticket, granted = self.desk.gate.enter(self.key.id, ask.model.lane, self.key.limits, time())
         self.ticket.granted = Event()
         wake(granted)
 

@@ -20,6 +20,7 @@ READ = 65536                                        # bytes a read
 MAX_HEAD = 65536
 MAX_LINE = 4096                                     # bytes of a chunk's size line
 HEXADECIMAL = b"0123456789abcdefABCDEF"
+SIZES = {b"%x" % size: size for size in range(1, 1 << 12)}     # the size lines of usual chunks
 
 
 class BadAnswer(UpstreamError):
@@ -47,9 +48,9 @@ class Chunked:
 
     def feed(self, data):
         if self.state == "size" and not self.line and not self.ended:
-            whole = one_chunk(data)
-            if whole is not None:
-                return whole
+            head = data.find(b"\r\n", 0, 6)         # the usual case: exactly one chunk, as vLLM sends one event
+            if len(data) - head - 4 == SIZES.get(data[:head]) and data.endswith(b"\r\n"):
+                return data[head + 2:-2]
         return b"".join(self.pieces(self.line + data))
 
     def pieces(self, data):
@@ -88,16 +89,6 @@ class Chunked:
     def eof(self):
         """The connection has ended. Returns whether the body is whole."""
         return self.ended
-
-
-def one_chunk(data):
-    """The usual case, these bytes are exactly one chunk, as vLLM sends one event: its data. Else None."""
-    head = data.find(b"\r\n", 0, 12)
-    if head > 0 and data.endswith(b"\r\n") and not data[:head].strip(HEXADECIMAL):
-        size = int(data[:head], 16)
-        if size and len(data) == head + size + 4:
-            return data[head + 2:-2]
-    return None
 
 
 def hexadecimal(digits):
@@ -141,14 +132,13 @@ class UntilClose:
 class Plain:
     """A connection's bytes as they are."""
 
+    decode = None                                   # nothing to do
+
     def __init__(self, sock):
         self.sock = sock
 
     def send(self, data):
         self.sock.sendall(data)
-
-    def decode(self, data):
-        return data
 
 
 class Tls:
@@ -210,7 +200,7 @@ class Connection:
         self.sock.setblocking(False)
         try:
             data = self.sock.recv(READ)             # the end of the last answer may have come since
-            self.framing.feed(self.layer.decode(data))
+            self.framing.feed(self.layer.decode(data) if self.layer.decode else data)
             return bool(data) and self.framing.ended and not self.framing.surplus
         except BlockingIOError:
             return self.framing.ended
@@ -346,7 +336,8 @@ class Answer:
         self.sock.settimeout(max(seconds, 0.001))
         try:
             while data := self.sock.recv(READ):
-                if plain := self.connection.layer.decode(data):     # a TLS record may hold nothing for us
+                decode = self.connection.layer.decode
+                if plain := decode(data) if decode else data:       # a TLS record may hold nothing for us
                     return plain
         except TimeoutError:
             raise Silent from None
@@ -366,16 +357,18 @@ class Answer:
                     if not data:
                         self.framing.eof()
                         return b""
-                body = self.decode(data)
+                body = self.framing.feed(data)
                 if body:
                     return body
         except Silent:
             return None
         return b""
 
-    def decode(self, data):
-        """The body's bytes in bytes of the connection that are already through TLS."""
-        return self.framing.feed(data)
+    @property
+    def decode(self):
+        """A function from the bytes of the connection to those of the body."""
+        layer, framing = self.connection.layer.decode, self.framing.feed
+        return (lambda data: framing(layer(data))) if layer else framing
 
     def all(self, seconds, limit):
         """The whole body, at most `limit` bytes. Raises Silent, UpstreamError."""

@@ -60,6 +60,7 @@ class Pump:
         self.answer, self.stream, self.chunked, self.limits = answer, stream, chunked, limits
         self.source, self.target = answer.sock.fileno(), sock.fileno()
         self.done = AsyncResult()
+        self.decode, self.framing, self.feed = answer.decode, answer.framing, stream.feed
         self.backlog, self.left = backlog, b""      # left: what the client has not taken yet
         self.ended = stream.over or answer.ended    # nothing more is wanted of the engine
         loop = get_hub().loop
@@ -85,7 +86,7 @@ class Pump:
     def guarded(self, callback, *args):
         try:
             callback(*args)
-        except BaseException as error:              # one that leaves a hub callback is only printed: the stream would hang
+        except BaseException as error:
             self.stop(error)
 
     def stop(self, error=None):
@@ -95,25 +96,32 @@ class Pump:
             self.done.set_exception(error) if error else self.done.set(None)
 
     def on_engine(self):
+        """The hot path: once for what the engine sends at a time."""
         try:
-            data = os.read(self.source, READ)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        answer = self.answer
-        if data:
-            events = self.stream.feed(answer.decode(answer.connection.layer.decode(data)))
-            self.ended = self.stream.over or answer.ended
-            if events:
-                self.write(events)
-        else:
-            answer.framing.eof()
-            self.ended = True
-        if self.ended:
-            self.reader.stop()
-            if not self.left:
-                self.stop()
+            try:
+                data = os.read(self.source, READ)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if data:
+                events = self.feed(self.decode(data))
+                if events:
+                    self.write(events)
+                if self.stream.over or self.framing.ended:
+                    self.end()
+            else:
+                self.framing.eof()
+                self.end()
+        except BaseException as error:              # one that leaves a hub callback is only printed: the stream would hang
+            self.stop(error)
+
+    def end(self):
+        """The engine has said all."""
+        self.ended = True
+        self.reader.stop()
+        if not self.left:
+            self.stop()
 
     def write(self, events):
         data = b"%x\r\n%b\r\n" % (len(events), events) if self.chunked else events
@@ -131,8 +139,10 @@ class Pump:
             raise ClientGone from None
         if sent:
             self.written = monotonic()
-        self.left = data[sent:]
-        if self.left:                               # the engine waits for the client
+        if sent == len(data):
+            self.left = b""
+        else:                                       # the engine waits for the client
+            self.left = data[sent:]
             self.reader.stop()
             self.writer.start(self.guarded, self.on_client)
 
@@ -150,7 +160,7 @@ class Pump:
         if self.ended:
             self.stop()
         else:
-            self.reader.start(self.guarded, self.on_engine)
+            self.reader.start(self.on_engine)
 
     def on_sweep(self, now):
         if self.done.ready():

@@ -225,8 +225,35 @@ def plain(value):
 
 # ---- chat completion chunks
 
-# A reasoning string inside an event. Quotes inside JSON strings are escaped, so this cannot match in a text.
-REASONING = re.compile(rb'"(reasoning(?:_content)?)":("(?!")[^"\\]*(?:\\.[^"\\]*)*")')
+# A piece of text or reasoning inside an event. Quotes inside JSON strings are escaped, so this cannot match in a text.
+PIECE = re.compile(rb'"(content|reasoning|reasoning_content)":"((?!")[^"\\]*(?:\\.[^"\\]*)*)"')
+
+
+class Shape:
+    """What all events of one kind have in common: an engine's chunks differ in their text alone.
+
+    before, after   the bytes around the text, the blank line included
+    joints          for a client that gets the text under two names: what stands before, between and after; else None
+    """
+
+    __slots__ = ("before", "after", "begin", "end", "joints", "thought")
+
+    def __init__(self, event, found, names):
+        self.before, self.after = event[:found.start(2)], event[found.end(2):] + b"\n\n"
+        self.begin, self.end = len(self.before), -len(self.after)
+        self.thought, self.joints = found[1] != b"content", None
+        if self.thought and names != (found[1],):
+            head = event[:found.start()]
+            fields = [b'"%b":"' % name for name in names]
+            self.joints = (head + fields[0], *(b'",' + field for field in fields[1:]), self.after)
+
+    def text(self, data):
+        """The text of an event that fits, or None. `data` is one event with its blank line, or anything else."""
+        if data.startswith(self.before) and data.endswith(self.after):
+            text = data[self.begin:self.end]
+            if b'"' not in text and b"\n" not in text and b"\r" not in text and text[-1:] != b"\\" and text and sound(text):
+                return text
+        return None
 
 
 class Choice:
@@ -253,15 +280,23 @@ class ChatStream:
         self.one = one
         self.events, self.choices = Events(), {}
         self.settled = False                        # no leaked tag can come any more: content needs no look
+        self.shape = None                           # of the latest event that was all text
         self.over, self.fault = False, None
         self.tokens, self.thoughts, self.usage = 0, 0, None
 
     def feed(self, data):
+        shape, events = self.shape, self.events
+        if shape is not None and not events.rest:   # the hot path: one more event like the last one
+            text = shape.text(data)
+            if text is not None:
+                self.tokens += 1
+                self.thoughts += shape.thought
+                return data if shape.joints is None else text.join(shape.joints)
         out = []
-        for event in self.events.feed(data):
+        for event in events.feed(data):
             if self.over:
                 break
-            out.append(self.quick(event) or self.look(event))
+            out.append(self.like_the_last(event) or self.quick(event) or self.look(event))
         if len(self.events.rest) > MAX_EVENT:
             self.break_off(UpstreamError("the engine sent an event that does not end"))
         return b"".join(out)
@@ -290,28 +325,31 @@ class ChatStream:
 
     # -- an event
 
+    def like_the_last(self, event):
+        """The event for the client if only its text differs from the last one's, else None."""
+        if self.shape is None:
+            return None
+        event += b"\n\n"
+        text = self.shape.text(event)
+        if text is None:
+            return None
+        self.tokens += 1
+        self.thoughts += self.shape.thought
+        return event if self.shape.joints is None else text.join(self.shape.joints)
+
     def quick(self, event):
         """The event for the client where bytes tell enough, else None."""
         if not (self.one and event.startswith(b"data: {") and b'"finish_reason":null' in event
                 and (self.settled or b'"content":' not in event) and b'"tool_calls"' not in event
                 and b'"role"' not in event and b'"usage"' not in event and b'"error"' not in event and b"\n" not in event and sound(event)):
             return None
-        if b'"reasoning' in event:
-            event = self.renamed(event)
-            if event is None:
-                return None
-            self.thoughts += 1
-        self.tokens += 1
-        return event + b"\n\n"
-
-    def renamed(self, event):
-        found = REASONING.search(event)
-        if not found or event.count(b'"reasoning') > 1:
+        found = PIECE.search(event)
+        if not found or event.count(b'"reasoning') + event.count(b'"content"') > 1:
             return None
-        if self.raw_names == (found[1],):
-            return event
-        fields = b",".join(b'"%b":%b' % (name, found[2]) for name in self.raw_names)
-        return event[:found.start()] + fields + event[found.end():]
+        self.shape = Shape(event, found, self.raw_names)
+        self.tokens += 1
+        self.thoughts += self.shape.thought
+        return found[2].join(self.shape.joints) if self.shape.joints else event + b"\n\n"
 
     def look(self, event):
         """The event for the client, parsed; empty where there is nothing to say."""

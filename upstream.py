@@ -22,12 +22,14 @@ class Model:
     """A model as people see it.
 
     id, aliases      its public names; `engine_id` the engine's own
+    lane             what its slots belong to: several names of one engine's model share them
     context          tokens, or None while the engine has not said
     effort           a table of reasoning.TABLES;  reasoning_field  a key of reasoning.FIELDS
     loaded           whether its engine serves it right now
     """
     id: str
     engine_id: str | None = None
+    lane: str = ""
     aliases: list = field(default_factory=list)
     default: bool = False
     effort: str = "glm"
@@ -104,7 +106,8 @@ class Fleet:
         if name is None:
             found = next((model for model in self.known if model.default), None)
         else:
-            found = next((model for model in self.known if model.answers_to(name)), None)
+            found = next((model for model in self.known if model.id == name), None) \
+                or next((model for model in self.known if model.answers_to(name)), None)
         if found is None and self.known and name is not None:
             ids = ", ".join(model.id for model in self.known)
             raise ModelNotFound(f"there is no model {name[:100]!r} here; there is {ids} (see GET /v1/models)", "model")
@@ -147,7 +150,7 @@ class Fleet:
             names = self.match(self.settings.model, families) or families[0]
             self.remember([self.describe(self.settings.model, names)])
         else:
-            self.remember([self.describe(names[0]["id"], names) for names in families])
+            self.remember([self.describe(entry["id"], [entry]) for entry in served])
 
     def remember(self, models):
         if models and not any(model.default for model in models):
@@ -180,8 +183,8 @@ class Fleet:
         """A Model from the engine's entries for it."""
         first = names[0]
         others = [one["id"] for one in names[1:]] + [base for base in [posixpath.basename(first.get("root") or "")] if base]
-        return Model(public, first["id"], [name for name in others if name != public], context=context_of(first),
-                     loaded=True, engine=self.engine, reasoning_field=self.settings.reasoning_field)
+        return Model(public, first["id"], root_of(first), [name for name in others if name != public],
+                     context=context_of(first), loaded=True, engine=self.engine, reasoning_field=self.settings.reasoning_field)
 
     # -- work
 
@@ -223,8 +226,13 @@ def family(served):
     """The engine's entries grouped into models: vLLM lists each served name of one model, with one root."""
     groups = {}
     for entry in served:
-        groups.setdefault(entry.get("root") or entry["id"], []).append(entry)
+        groups.setdefault(root_of(entry), []).append(entry)
     return list(groups.values())
+
+
+def root_of(entry):
+    """What an engine's entry stands for: the weights."""
+    return entry["root"] if isinstance(entry.get("root"), str) and entry["root"] else entry["id"]
 
 
 def context_of(entry):
