@@ -1,4 +1,5 @@
 """A request's body: taken in piece by piece, within bounds, while other streams flow."""
+from collections import Counter
 from time import monotonic
 
 import gevent
@@ -9,23 +10,27 @@ from errors import BodyTimeout, ClientGone, InvalidRequest, Overloaded, RETRY_AF
 
 PIECE = 1 << 20                                     # bytes at a time
 SILENCE = 30                                        # seconds without a byte until a body counts as abandoned
+TURN = 0.02                                         # seconds for which a body lets streams go first, a piece
 LINGER = 2.0                                        # seconds for which the rest of a refused body is thrown away
 SMALL = 1 << 16                                     # bytes left that gunicorn may throw away by itself
 
 
 class Bodies:
-    """What all bodies in memory weigh together, and how much they may."""
+    """What all bodies in memory weigh together, and how much they may. A key with more than one gets half of it at most."""
 
     def __init__(self, most):
-        self.most, self.held = most, 0
+        self.most, self.held, self.by_key = most, 0, Counter()
 
-    def hold(self, size):
-        if self.held + size > self.most:
+    def hold(self, key, size):
+        own = self.by_key[key]
+        if self.held + size > self.most or own and own + size > self.most / 2:
             raise Overloaded("too many large requests are being taken in; try again shortly", retry_after=RETRY_AFTER)
         self.held += size
+        self.by_key[key] += size
 
-    def release(self, size):
+    def release(self, key, size):
         self.held -= size
+        self.by_key[key] -= size
 
 
 class Body:
@@ -44,8 +49,9 @@ class Body:
         """Whether its rest cannot be read: the connection ends with this request."""
         return self.pending and (self.begun or self.chunked or self.length > SMALL)
 
-    def read(self):
-        """All of it, as a bytearray. Raises Refusal, ClientGone."""
+    def read(self, key):
+        """All of it, as a bytearray, on the account of a key (its id). Raises Refusal, ClientGone."""
+        self.key = key
         if self.encoding not in ("", "identity"):
             raise UnsupportedEncoding("send the body as it is, without Content-Encoding", "Content-Encoding")
         if self.length > self.most:
@@ -58,7 +64,8 @@ class Body:
                 raise self.too_large()
             self.hold(len(data) - self.held)
             if len(piece) >= PIECE:
-                gevent.idle()                       # streams first; sleep(0) would let them wait twice as long
+                with gevent.Timeout(TURN, False):
+                    gevent.idle()                   # streams first, but not for ever; sleep(0) would let them wait twice as long
         self.pending = False
         if len(data) < self.length:
             raise ClientGone
@@ -85,12 +92,13 @@ class Body:
 
     def hold(self, size):
         if size > 0:
-            self.bodies.hold(size)
+            self.bodies.hold(self.key, size)
             self.held += size
 
     def release(self):
-        self.bodies.release(self.held)
-        self.held = 0
+        if self.held:
+            self.bodies.release(self.key, self.held)
+            self.held = 0
 
     def discard(self):
         linger(self.sock)

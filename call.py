@@ -43,8 +43,16 @@ class Desk:
         while self.live and monotonic() < end:
             sleep(0.05)
         for call in list(self.live):
-            get_hub().loop.run_callback(call.interrupt, ShuttingDown("the gateway is restarting; send the request again",
-                                                                     retry_after=5))
+            get_hub().loop.run_callback(call.interrupt, restarting())
+
+    def abandon(self):
+        """The end at once: write the rows."""
+        for call in list(self.live):
+            call.settle(503, restarting())
+
+
+def restarting():
+    return ShuttingDown("the gateway is restarting; send the request again", retry_after=5)
 
 
 class Call:
@@ -57,7 +65,7 @@ class Call:
     def __init__(self, desk, environ):
         self.desk, self.sock = desk, environ["gunicorn.socket"]
         self.id = request_id(environ.get("HTTP_X_REQUEST_ID", ""))
-        self.chunked = environ["SERVER_PROTOCOL"] == "HTTP/1.1"
+        self.chunked = environ["SERVER_PROTOCOL"] != "HTTP/1.0"     # as gunicorn frames it
         self.body = Body(environ, desk.bodies, desk.settings.max_body)
         self.greenlet, self.open = getcurrent(), True
         self.key = self.ask = self.ticket = self.answer = self.watcher = self.usage = None
@@ -173,8 +181,8 @@ class Call:
 
 
 def request_id(wish):
-    """The client's own id if it is a clean one, else a new one."""
-    return wish if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", wish) else secrets.token_hex(16)
+    """The client's own id if it is a clean one, and no key by mistake; else a new one."""
+    return wish if re.fullmatch(r"(?!(?i:sk-))[A-Za-z0-9._-]{1,64}", wish) else secrets.token_hex(16)
 
 
 def between(begin, end):
@@ -274,7 +282,8 @@ def unanswered(settings):
 
 def is_stream(answer, data):
     """Whether the engine answers with events; some forget to say so."""
-    return "text/event-stream" in answer.headers.get("content-type", "") or data[:6] in (b"data: ", b"event:", b": keep")
+    kind = answer.headers.get("content-type", "")
+    return "event-stream" in kind or "json" not in kind and data.lstrip()[:1] not in (b"{", b"[", b"<", b"")
 
 
 def checked(answer, body):

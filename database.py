@@ -5,12 +5,14 @@ The connection is shared by all greenlets of the process, so nothing may switch 
 import os
 import sqlite3
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 
 import peewee
 
 from errors import SettingsError
 
 database = peewee.SqliteDatabase(None, thread_safe=False)
+opened = SimpleNamespace(file=None)                 # which file the connection has
 
 
 def open_database(path, patient=True):
@@ -25,6 +27,7 @@ def open_database(path, patient=True):
                       check_same_thread=False)
         database.connect(reuse_if_open=True)
         migrate()
+        opened.file = identity(path)
         if not patient:
             database.execute_sql("PRAGMA busy_timeout = 0")
             database.execute_sql("PRAGMA wal_autocheckpoint = 0")
@@ -32,6 +35,16 @@ def open_database(path, patient=True):
         if not database.deferred:
             database.close()
         raise SettingsError(f"SPARKS_DB: {path} cannot be used: {error}") from None
+
+
+def identity(path):
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
+def is_ours(path):
+    """Whether the file at `path` is still the one that was opened. OSError if there is none."""
+    return identity(path) == opened.file
 
 
 def checkpoint(path):

@@ -261,7 +261,7 @@ class Answer:
         self.pool, self.request = pool, (head, body)
         self.status = self.headers = self.framing = None
         self.buffer, self.keeps, self.closed = b"", False, False
-        self.begun = False                          # a byte has come back
+        self.heads = 0                              # bytes that have come before the end of the head
         self.connection = pool.take()
         self.send()
 
@@ -289,7 +289,7 @@ class Answer:
     def again(self):
         """Once more on a new connection. A server may close an idle one in the very moment in which it is used:
         then not a byte has come back, and nobody has seen the request."""
-        stale = self.connection.used and not self.begun
+        stale = self.connection.used and not self.heads
         if stale:
             self.connection.close()
             self.pool.idle, old = [], self.pool.idle
@@ -301,19 +301,20 @@ class Answer:
 
     def head(self, seconds):
         """Read the head. Raises Silent if it has not come within `seconds`: call again."""
+        until = monotonic() + seconds
         while self.status is None:
             end = self.buffer.find(b"\r\n\r\n")
             if end >= 0:
                 head, self.buffer = self.buffer[:end], self.buffer[end + 4:]
                 self.parse(head)
-            elif len(self.buffer) > MAX_HEAD:
-                raise BadAnswer("the engine sent a head that does not end")
             else:
-                data = self.receive(seconds)
+                data = self.receive(until - monotonic())
                 if not data and not self.again():
                     raise UpstreamError("the engine closed the connection without an answer; send the request again")
                 self.buffer += data
-                self.begun = True
+                self.heads += len(data)
+                if self.heads > MAX_HEAD + READ:    # interim heads are counted too
+                    raise BadAnswer("the engine sent a head that does not end")
 
     def parse(self, head):
         first, *lines = head.split(b"\r\n")

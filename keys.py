@@ -109,7 +109,7 @@ class Keyring:
         return key
 
     def refresh(self):
-        version = database.execute_sql("PRAGMA data_version").fetchone()
+        version = id(database.connection()), database.execute_sql("PRAGMA data_version").fetchone()
         if version != self.version:
             self.keys = {row.digest: key_of(row) for row in active()}
             self.version = version
@@ -171,7 +171,15 @@ def checked_name(name):
     return name
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    def invoke(self, ctx):
+        try:
+            return super().invoke(ctx)
+        except peewee.DatabaseError as error:
+            raise click.ClickException(f"the database cannot be read or written: {error}") from None
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def cli():
     """Keys for the people who share this gateway. Works while the gateway runs; changes count at once.
 
@@ -289,9 +297,11 @@ class Until(click.ParamType):
             if len(value) == 10:
                 return datetime.combine(date.fromisoformat(value) + timedelta(days=1), datetime.min.time())
             moment = datetime.fromisoformat(value)
-        except ValueError:
+            if moment.tzinfo:
+                moment = moment.astimezone(timezone.utc).replace(tzinfo=None)
+        except (ValueError, OverflowError):
             self.fail(f"{value!r} is no date such as 2026-12-31 or 2026-12-31T18:00", param, ctx)
-        return moment.astimezone(timezone.utc).replace(tzinfo=None) if moment.tzinfo else moment
+        return moment
 
 
 CLEARED = object()                                      # an option given as `none`
@@ -365,7 +375,7 @@ def ids_of(name):
 @cli.command()
 @click.argument("name", required=False)
 @click.option("--since", type=click.DateTime(["%Y-%m-%d"]), help="From this day (UTC) on.")
-@click.option("--days", type=click.IntRange(1), help="The last N days.")
+@click.option("--days", type=click.IntRange(1, 36500), help="The last N days.")
 @click.option("--by", type=click.Choice(["key", "day", "model"]), default="key", show_default=True, help="A line for each.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
@@ -430,7 +440,7 @@ def draw(table):
 @cli.command("log")
 @click.option("--key", "name", help="Only requests of this name's keys.")
 @click.option("--status", help="Only with this status, such as 503, or class, such as 5xx.")
-@click.option("-n", "most", type=click.IntRange(1), default=20, show_default=True, help="How many.")
+@click.option("-n", "most", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="How many.")
 @click.option("--follow", is_flag=True, help="Go on with new ones until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def show_log(name, status, most, follow, as_json):

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import gevent
 import peewee
 
-from database import checkpoint, database, transaction
+from database import checkpoint, database, is_ours, open_database, transaction
+from errors import SettingsError
 
 log = logging.getLogger("sparks")
 PATIENCE = 0.25                                     # seconds for which a request waits for a locked database
@@ -147,12 +148,24 @@ class Ledger:
         while True:
             gevent.sleep(0.01 if len(self.waiting) > STEP and not self.troubled else 1)
             self.flush()
+            self.stay_with_the_file()
             if time() - checked > MINUTE:
                 checked = time()
                 self.checkpoint()
             if time() - pruned > DAY:
                 pruned = time()
                 self.prune(pruned - self.settings.keep_days * DAY)
+
+    def stay_with_the_file(self):
+        """Somebody may have put another file in the database's place, a backup for example, or taken it away."""
+        try:
+            if is_ours(self.settings.db):
+                return
+            log.error("another database file has been put in place: it is used from now on")
+            database.close()
+            open_database(self.settings.db, patient=False)
+        except (OSError, SettingsError) as error:
+            self.complain(error)
 
     def checkpoint(self):
         try:

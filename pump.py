@@ -13,6 +13,7 @@ from errors import ClientGone, UpstreamError, UpstreamTimeout
 
 READABLE, WRITABLE = 1, 2
 READ = 65536                                        # bytes a read
+FLUSH = 2.0                                         # seconds for the rest of a chunk when a stream is ended early
 TICK = 1.0                                          # seconds between two sweeps, or half a keep-alive if that is less
 
 
@@ -58,7 +59,7 @@ class Pump:
 
     def __init__(self, answer, stream, sock, chunked, limits, since, backlog=b""):
         self.answer, self.stream, self.chunked, self.limits = answer, stream, chunked, limits
-        self.source, self.target = answer.sock.fileno(), sock.fileno()
+        self.sock, self.source, self.target = sock, answer.sock.fileno(), sock.fileno()
         self.done = AsyncResult()
         self.decode, self.framing, self.feed = answer.decode, answer.framing, stream.feed
         self.backlog, self.left = backlog, b""      # left: what the client has not taken yet
@@ -71,6 +72,13 @@ class Pump:
         """Run until the engine has said all and the client has taken it. Raises Refusal, ClientGone, or what the
         stream raises."""
         try:
+            self.run()
+        except Exception:
+            self.complete()
+            raise
+
+    def run(self):
+        try:
             if self.backlog:
                 self.write(self.backlog)
             if not self.left:
@@ -82,6 +90,15 @@ class Pump:
             for watcher in (self.reader, self.writer):
                 watcher.stop()
                 watcher.close()
+
+    def complete(self):
+        """Bring a half-written chunk to its end, so that an error event can follow it; a client that does not take it in
+        time is left with what it has."""
+        self.sock.settimeout(FLUSH)
+        try:
+            self.sock.sendall(self.left)
+        except OSError:
+            raise ClientGone from None
 
     def guarded(self, callback, *args):
         try:

@@ -4,6 +4,7 @@ set -euo pipefail
 home=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
 venv=$home/.venv
 python=$venv/bin/python
+unset PYTHONHOME PYTHONPATH PYTHONSAFEPATH           # they would lead away from .venv and this folder
 
 help() {
   cat <<'END'

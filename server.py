@@ -3,9 +3,11 @@
 gunicorn speaks HTTP with clients. The `Worker` adds what this gateway needs of it: refusals of malformed HTTP in the
 API's own shape, a way to end a connection whose body was not read, and no waiting for idle connections at the end.
 """
+import fcntl
 import logging
 import os
 import resource
+import secrets
 import signal
 import socket
 import sys
@@ -57,7 +59,7 @@ class Waiting(gevent.Timeout):
 class Worker(GeventWorker):
     """gunicorn's gevent worker with the three things above."""
 
-    on_end = on_reload = staticmethod(lambda: None)     # set by the app: run when the worker is to end, and on SIGHUP
+    on_end = on_quit = on_reload = staticmethod(lambda: None)   # set by the app: for the end, the end at once, SIGHUP
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -70,6 +72,18 @@ class Worker(GeventWorker):
     def init_signals(self):
         super().init_signals()
         signal.signal(signal.SIGHUP, lambda *_: gevent.spawn(self.on_reload))
+        signal.signal(signal.SIGINT, self.handle_int)
+
+    def handle_int(self, sig, frame):
+        """Ctrl-C reaches the worker too: the first one is as good as SIGTERM, the second ends all at once."""
+        if self.alive:
+            self.handle_exit(sig, frame)
+        else:
+            self.handle_quit(sig, frame)
+
+    def handle_quit(self, sig, frame):
+        self.on_quit()
+        super().handle_quit(sig, frame)
 
     def timeout_ctx(self):
         return Waiting(self)
@@ -96,18 +110,19 @@ class Worker(GeventWorker):
     def handle_error(self, req, client, addr, exc):
         """Answer what never became a request, or what gunicorn would not send. Its own way logs the address with its query."""
         if isinstance(exc, http_errors.ParseException) and not isinstance(exc, OUR_HEADERS):
-            log.warning("malformed HTTP: %s", type(exc).__name__)
             refusal = Refusal(f"this is no valid HTTP request: {type(exc).__name__}", status=STATUS.get(type(exc), 400))
         else:
             log.exception("a fault of the gateway")
             refusal = InternalError("the gateway failed; this is its own fault, and its log has the details")
-        write_refusal(client, refusal)
+        ident = secrets.token_hex(16)
+        log.warning("%s: %s", ident, refusal.message)
+        write_refusal(client, refusal, ident)
 
 
-def write_refusal(client, refusal):
+def write_refusal(client, refusal, ident):
     body = dumps(error_body(refusal))
     head = (f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n")
+            f"Content-Type: application/json\r\nx-request-id: {ident}\r\nContent-Length: {len(body)}\r\n\r\n")
     try:
         util.write_nonblock(client, head.encode() + body)
     except OSError:
@@ -127,7 +142,6 @@ class Application(BaseApplication):
             "bind": self.settings.bind, "workers": 1, "worker_class": Worker, "worker_connections": CONNECTIONS,
             "keepalive": KEEPALIVE, "timeout": HANG, "graceful_timeout": int(self.settings.drain + GRACE), "control_socket_disable": True,
             "limit_request_field_size": 16380, "forwarder_headers": "", "loglevel": "warning", "proc_name": "sparks",
-            "pidfile": str(pid_file(self.settings.db)),
         }.items():
             self.cfg.set(name, value)
 
@@ -139,30 +153,44 @@ class Application(BaseApplication):
 
 
 class Master(Arbiter):
-    """gunicorn's master, whose SIGHUP means: read the settings again, and drop no stream."""
+    """gunicorn's master. SIGHUP means: read the settings again, and drop no stream. SIGINT lets streams end, as SIGTERM does."""
 
     def handle_hup(self):
         self.kill_workers(signal.SIGHUP)
 
+    def handle_int(self):
+        self.handle_term()
+
 
 def run(settings, create):
-    """Serve until a signal ends it. `create(worker)` makes the app, in the worker."""
+    """Serve until a signal ends it. `create(worker)` makes the app, in the worker. Raises SettingsError."""
     raise_file_limit()
     check_free(settings.bind)
+    lock = lock_database(settings.db)
+    if lock is None:
+        raise SettingsError(f"SPARKS_DB: a gateway runs on {settings.db} already")
     Application(settings, create).run()
 
 
-def pid_file(db):
-    return db.with_name(db.name + ".pid")
+def lock_database(db):
+    """The file that a gateway holds locked, its pid in it, as long as it lives; None if another one does."""
+    lock = open(db.with_name(db.name + ".pid"), "a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
 
 
 def tell_to_reload(db):
     """Send SIGHUP to the gateway that runs on this database. Raises SettingsError."""
-    try:
-        pid = int(pid_file(db).read_text())
-        os.kill(pid, signal.SIGHUP)
-    except (OSError, ValueError):
-        raise SettingsError("no gateway runs here that could reload") from None
+    if lock_database(db):
+        raise SettingsError("no gateway runs here that could reload")
+    pid = int(db.with_name(db.name + ".pid").read_text())
+    os.kill(pid, signal.SIGHUP)
     print(f"sparks: sparks.toml is in order; gateway {pid} reads it now")
 
 

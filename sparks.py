@@ -7,6 +7,7 @@ monkey.patch_all()                                  # before any other import: w
 
 import argparse
 import hmac
+import ipaddress
 import logging
 import sys
 from itertools import chain
@@ -120,7 +121,7 @@ def stamp(desk, response):
 def serve(desk, dialect):
     """A request for a completion, through a dialect."""
     call = request.environ["sparks.call"]
-    body = call.body.read()
+    body = call.body.read(call.key.id)
     call.attend()
     ask = dialect.read(body, desk.fleet.view(call.key))
     del body
@@ -183,7 +184,8 @@ def show_metrics(keyring, metrics):
 
 def from_here(request):
     proxied = any(name in request.headers for name in ("X-Forwarded-For", "CF-Connecting-IP", "Forwarded", "X-Real-IP"))
-    return request.remote_addr in ("127.0.0.1", "::1") and not proxied
+    address = ipaddress.ip_address(request.remote_addr)
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback and not proxied
 
 
 def show_help(desk):
@@ -241,7 +243,10 @@ def main(arguments=None):
     if options.local:
         local.adopt(settings)
     log_module.set_up(settings.log)
-    server.run(settings, lambda worker: start(worker, settings, options.local, first_key))
+    try:
+        server.run(settings, lambda worker: start(worker, settings, options.local, first_key))
+    except SettingsError as error:
+        sys.exit(f"sparks: {error}")
 
 
 def start(worker, settings, is_local, first_key):
@@ -256,7 +261,7 @@ def start(worker, settings, is_local, first_key):
     gevent.spawn(fleet.watch)
     gevent.spawn(book.keep_up)
     gevent.spawn(announce, settings, fleet, engine, first_key)
-    worker.on_end = lambda: desk.drain(settings.drain)
+    worker.on_end, worker.on_quit = lambda: desk.drain(settings.drain), desk.abandon
     worker.on_reload = lambda: reload(desk)
     return create_app(desk, keys.Keyring(), metrics)
 

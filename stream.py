@@ -318,7 +318,7 @@ class ChatStream:
         """Feed a plain completion (a dict): what an engine gave that does not stream."""
         head = {name: completion.get(name) for name in ("id", "created", "model")}
         head["object"] = "chat.completion.chunk"
-        chunks = [{**head, "choices": [chunk_of(choice)]} for choice in completion.get("choices") or []]
+        chunks = [{**head, "choices": [chunk_of(choice)]} for choice in choices_of(completion)]
         if completion.get("usage"):
             chunks.append({**head, "choices": [], "usage": completion["usage"]})
         return self.feed(b"".join(map(data_event, chunks)) + DONE)
@@ -374,8 +374,7 @@ class ChatStream:
         return b""
 
     def chunk(self, chunk, data):
-        choices = chunk.get("choices")
-        choices = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+        choices = choices_of(chunk)
         changed = self.take_usage(chunk, choices)
         if changed is None:
             return b""
@@ -416,7 +415,7 @@ class ChatStream:
         delta, odd = choice.get("delta"), not isinstance(choice.get("delta"), dict)
         if odd:
             delta = choice["delta"] = {}
-        finishes = choice.get("finish_reason") is not None
+        finishes = bool(choice.get("finish_reason"))        # some say "" all along
         held_back = delta.get("content")
         changed = self.mend_text(delta, state, finishes) or odd
         calls = delta.get("tool_calls")
@@ -435,7 +434,7 @@ class ChatStream:
         reasoning, content = "", delta.get("content")
         if isinstance(content, str) and content and not state.lead.settled:
             reasoning, content = state.lead.feed(content)
-        if finishes and state.lead.held:
+        if finishes and state.lead.held and isinstance(content, (str, type(None))):
             last = state.lead.flush()
             reasoning, content = reasoning + last[0], (content or "") + last[1]
         changed = content != delta.get("content")
@@ -444,6 +443,12 @@ class ChatStream:
             if not content and "role" not in delta:
                 del delta["content"]
         return rename(delta, self.names, reasoning) or changed
+
+
+def choices_of(answer):
+    """The choices of a chunk or a completion; what is none is left out."""
+    choices = answer.get("choices")
+    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
 
 
 def sound(data):
@@ -458,6 +463,6 @@ def sound(data):
 
 def chunk_of(choice):
     """A whole choice as the only chunk of its stream."""
-    message = choice.get("message") or {}
+    message = choice.get("message") if isinstance(choice.get("message"), dict) else {}
     return {"index": choice.get("index", 0), "delta": {name: value for name, value in message.items() if value is not None},
             "logprobs": choice.get("logprobs"), "finish_reason": choice.get("finish_reason")}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import orjson
 import requests
+from gevent import Timeout
 from gevent.event import Event
 
 from errors import InvalidRequest, ModelNotAllowed, ModelNotFound, ModelUnavailable, RETRY_AFTER
@@ -62,8 +63,9 @@ class Engine:
     def look(self):
         """Ask the engine what it serves. Whatever goes wrong means that it is off."""
         try:
-            health = self.get("/health")
-            listed = self.get("/v1/models")
+            with Timeout(2 * LOOK_TIMEOUT, requests.Timeout):       # requests' own is per read: a drip would last for ever
+                health = self.get("/health")
+                listed = self.get("/v1/models")
             served = listed.json()["data"] if listed.status_code == 200 and health.status_code < 500 else None
             self.served = [model for model in served or () if isinstance(model.get("id"), str)] or None
             self.misses = 0
@@ -71,7 +73,7 @@ class Engine:
             self.misses += 1
             if self.misses >= MISSES:
                 self.served = None
-        except (requests.RequestException, ValueError, KeyError, TypeError, AttributeError):
+        except (requests.RequestException, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self.served = None
         self.pool.prune()
 
@@ -124,7 +126,10 @@ class Fleet:
 
     def watch(self):
         while True:
-            self.look()
+            try:
+                self.look()
+            except Exception:                       # whatever an engine says: the next look may be better
+                log.exception("the look at the engine failed")
             self.hurry.wait(self.settings.poll)
             self.hurry.clear()
 
@@ -182,7 +187,7 @@ class Fleet:
     def describe(self, public, names):
         """A Model from the engine's entries for it."""
         first = names[0]
-        others = [one["id"] for one in names[1:]] + [base for base in [posixpath.basename(first.get("root") or "")] if base]
+        others = [one["id"] for one in names[1:]] + [base for base in [posixpath.basename(root_of(first))] if base]
         return Model(public, first["id"], root_of(first), [name for name in others if name != public],
                      context=context_of(first), loaded=True, engine=self.engine, reasoning_field=self.settings.reasoning_field)
 

@@ -12,7 +12,7 @@ import orjson
 import reasoning
 from dialects import Ask
 from errors import InvalidRequest
-from stream import ChatStream, data_of, dumps, leaked, loads, rename
+from stream import ChatStream, choices_of, data_of, dumps, leaked, loads, rename
 
 PATH = "/v1/chat/completions"
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool",
@@ -217,11 +217,6 @@ def write(answer, ask):
     return dumps(answer), answer.get("usage")
 
 
-def choices_of(answer):
-    choices = answer.get("choices")
-    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
-
-
 def write_message(message, names):
     content, thought = message.get("content"), ""
     if isinstance(content, str):
@@ -244,7 +239,7 @@ def collected(events, ask):
     messages, ends = {}, {}
     for chunk in chunks:
         for choice in choices_of(chunk):
-            index = choice.get("index", 0)
+            index = choice["index"] if isinstance(choice.get("index"), int) else 0
             add(messages.setdefault(index, {"role": "assistant", "content": None}), choice["delta"])
             add_end(ends.setdefault(index, {"logprobs": None}), choice)
     head = {name: chunks[0].get(name) for name in ("id", "created", "model")}
