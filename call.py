@@ -25,6 +25,7 @@ MAX_ANSWER = 256 << 20                              # bytes of a plain answer
 
 
 LOOK = 0.25                                         # seconds between two looks at a socket that has bytes waiting
+STARTED = time() - monotonic()                      # the epoch by a clock that is never set back
 ESTABLISHED = 1                                     # in TCP_INFO
 LEFT = 499                                          # the status in the ledger of a request whose client went away
 
@@ -115,7 +116,7 @@ class Call:
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
         self.ask, self.entered = ask, monotonic()
-        self.ticket, granted = self.desk.gate.enter(self.key.id, ask.model.lane, self.key.limits, time())
+        self.ticket, granted = self.desk.gate.enter(self.key.id, ask.model.lane, self.key.limits, now())
         self.ticket.granted = Event()
         wake(granted)
 
@@ -126,7 +127,7 @@ class Call:
             self.granted = monotonic()
             return True
         if seconds >= left:
-            raise self.desk.gate.late(self.ticket, time())
+            raise self.desk.gate.late(self.ticket, now())
         return False
 
     def send(self):
@@ -151,7 +152,7 @@ class Call:
             self.answer.close(whole)
         row = self.row(status, error)
         if self.ticket:
-            wake(self.desk.gate.leave(self.ticket, row.tokens, self.answer is not None, time()))
+            wake(self.desk.gate.leave(self.ticket, row.tokens, self.answer is not None, now()))
         if self.key:
             self.desk.ledger.write(row)
         if self.route:
@@ -183,6 +184,11 @@ class Call:
 def request_id(wish):
     """The client's own id if it is a clean one, and no key by mistake; else a new one."""
     return wish if re.fullmatch(r"(?!(?i:sk-))[A-Za-z0-9._-]{1,64}", wish) else secrets.token_hex(16)
+
+
+def now():
+    """Epoch seconds for the Gate, whose windows must not jump with the wall clock."""
+    return STARTED + monotonic()
 
 
 def between(begin, end):
@@ -293,7 +299,7 @@ def checked(answer, body):
     except (ValueError, RecursionError):
         value = None
     if answer.status != 200:
-        raise from_engine(answer.status, value)
+        raise from_engine(answer.status, value, answer.headers.get("retry-after"))
     if not isinstance(value, dict):
         raise UpstreamError("the engine's answer cannot be read")
     if value.get("error") or value.get("object") == "error":

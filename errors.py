@@ -96,18 +96,18 @@ NO_IMAGES = re.compile(r"image input is not supported", re.I)
 MARKUP = re.compile(r"<(?:!doctype|html|body|head)\b|Traceback \(most recent call last\)", re.I)
 
 
-def from_engine(status, answer):
+def from_engine(status, answer, retry_after=None):
     """The Refusal for an engine's error, whatever shape it has.
 
-    status  its HTTP status, or None for an error inside a stream, whose own code then counts
+    status  its HTTP status, or None for an error inside a stream, whose own code then counts; `retry_after` its header
     answer  the parsed JSON (any type), or None if it was no JSON: then a plain sentence stands for it
     """
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
     fields = error if isinstance(error, dict) else {"message": error}
     status = status or numeric(fields.get("code")) or 502
-    if status < 400 or status > 599:
-        status = 502
     message = message_of(fields) or f"the engine answered with status {status}"
+    if not 400 <= status <= 599 or status == 499:   # 499 would say that the client had left
+        status = 502
     if status in (401, 403):                        # its key is ours to set, not the client's
         return UpstreamError("the engine refused the gateway's own key; tell the operator to check SPARKS_UPSTREAM_KEY")
     if NO_IMAGES.search(message):                   # llama.cpp calls a client's mistake a 500
@@ -116,7 +116,8 @@ def from_engine(status, answer):
     code = CODES.get(status, "invalid_request" if status < 500 else "upstream_error")    # ours: the ledger keeps it
     if status == 400 and TOO_LONG.search(f"{message} {fields.get('type')}"):
         code, param = "context_length_exceeded", param or "messages"
-    return Refusal(message, param, status=status, code=code, retry_after=RETRY_AFTER if status == 503 else None)
+    wait = retry_after if retry_after and re.fullmatch(r"[0-9]{1,5}", retry_after) else RETRY_AFTER if status == 503 else None
+    return Refusal(message, param, status=status, code=code, retry_after=wait)
 
 
 def numeric(code):

@@ -307,14 +307,14 @@ class Answer:
             if end >= 0:
                 head, self.buffer = self.buffer[:end], self.buffer[end + 4:]
                 self.parse(head)
+            elif self.heads > MAX_HEAD:             # interim heads are counted too
+                raise BadAnswer("the engine sent a head that does not end")
             else:
                 data = self.receive(until - monotonic())
                 if not data and not self.again():
                     raise UpstreamError("the engine closed the connection without an answer; send the request again")
                 self.buffer += data
                 self.heads += len(data)
-                if self.heads > MAX_HEAD + READ:    # interim heads are counted too
-                    raise BadAnswer("the engine sent a head that does not end")
 
     def parse(self, head):
         first, *lines = head.split(b"\r\n")

@@ -45,9 +45,9 @@ def free_port():
         return sock.getsockname()[1]
 
 
-def adopt(settings):
-    """Turn the settings to an engine of ours on a free port."""
-    settings.upstream, settings.upstream_key = [f"http://{HOST}:{free_port()}"], None
+def adopt(settings, upstream=None):
+    """Turn the settings to an engine of ours: the one at `upstream`, or one on a free port."""
+    settings.upstream, settings.upstream_key = upstream or [f"http://{HOST}:{free_port()}"], None
     settings.max_active = min(settings.max_active, SLOTS)
     if not settings.models:
         settings.models = [ModelEntry(settings.model or MODEL_ID, engine=MODEL_ID, default=True, effort="qwen")]

@@ -13,6 +13,7 @@ from errors import ClientGone, UpstreamError, UpstreamTimeout
 
 READABLE, WRITABLE = 1, 2
 READ = 65536                                        # bytes a read
+AFTERWORD = 5.0                                     # seconds that an engine has for usage and [DONE] after the last finish
 FLUSH = 2.0                                         # seconds for the rest of a chunk when a stream is ended early
 TICK = 1.0                                          # seconds between two sweeps, or half a keep-alive if that is less
 
@@ -188,6 +189,8 @@ class Pump:
             return
         if self.stream.tokens != self.tokens:
             self.token, self.tokens = now, self.stream.tokens
+        if self.stream.finished and now - self.token > AFTERWORD:
+            return self.end()
         limit = self.limits.stall_timeout if self.tokens else self.limits.answer_timeout
         if now - self.token > limit:
             raise UpstreamTimeout(f"the engine has sent no token for {limit:g} seconds; send the request again")

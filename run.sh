@@ -95,7 +95,7 @@ install() {
   rm -f "$venv/installed-$1"
   section "$1" > "$venv/wanted-$1"
   say "installing the packages for '$1': $(grep -c "^[^# ].*==" "$venv/wanted-$1")"
-  if ! "$python" -m pip install --require-hashes --no-deps --only-binary :all: --no-input --disable-pip-version-check \
+  if ! PIP_USER=0 PIP_TARGET='' PIP_PREFIX='' "$python" -m pip install --require-hashes --no-deps --only-binary :all: --no-input --disable-pip-version-check \
     --progress-bar off -r "$venv/wanted-$1" 2>&1 | tee "$log" | show_large; then
     grep -E 'Retrying|^ERROR' "$log" | tail -n 3 >&2
     fail "pip could not install the packages for '$1'; all it said is in $log"

@@ -141,7 +141,7 @@ class Application(BaseApplication):
         for name, value in {
             "bind": self.settings.bind, "workers": 1, "worker_class": Worker, "worker_connections": CONNECTIONS,
             "keepalive": KEEPALIVE, "timeout": HANG, "graceful_timeout": int(self.settings.drain + GRACE), "control_socket_disable": True,
-            "limit_request_field_size": 16380, "forwarder_headers": "", "loglevel": "warning", "proc_name": "sparks",
+            "limit_request_field_size": 16380, "forwarder_headers": "", "secure_scheme_headers": {}, "loglevel": "warning", "proc_name": "sparks",
         }.items():
             self.cfg.set(name, value)
 

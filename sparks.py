@@ -110,7 +110,7 @@ def stamp(desk, response):
         call.settle(response.status_code, request.environ.get("sparks.refusal"))
     response.headers["x-request-id"] = call.id
     if call.key:
-        response.headers.update(desk.gate.standing(call.key.id, call.key.limits, time()))
+        response.headers.update(desk.gate.standing(call.key.id, call.key.limits, calls.now()))
         if call.queued_ms is not None:
             response.headers["x-sparks-queue-ms"] = str(call.queued_ms)
     if call.body.breaks:
@@ -262,13 +262,13 @@ def start(worker, settings, is_local, first_key):
     gevent.spawn(book.keep_up)
     gevent.spawn(announce, settings, fleet, engine, first_key)
     worker.on_end, worker.on_quit = lambda: desk.drain(settings.drain), desk.abandon
-    worker.on_reload = lambda: reload(desk)
+    worker.on_reload = lambda: reload(desk, (lambda new: local.adopt(new, settings.upstream)) if is_local else lambda new: None)
     return create_app(desk, keys.Keyring(), metrics)
 
 
 def open_gate(settings):
     """A Gate that knows what was used today and this month, before this start."""
-    gate, now = Gate(settings.max_active, settings.max_queued), time()
+    gate, now = Gate(settings.max_active, settings.max_queued), calls.now()
     day = ledger.day_of(now)
     today, month = ledger.used_by_key(day), ledger.used_by_key(day[:8] + "01")
     for key, tokens in month.items():
@@ -276,10 +276,11 @@ def open_gate(settings):
     return gate
 
 
-def reload(desk):
-    """Read sparks.toml again; what is wrong with it is logged, and the old settings stay."""
+def reload(desk, adapt):
+    """Read sparks.toml again; what is wrong with it is logged, and the old settings stay. `adapt` is done to new ones."""
     try:
         new = settings_module.load(warn=log.warning)
+        adapt(new)
     except SettingsError as error:
         return log.error("reload: %s; the old settings stay", error)
     fixed = desk.settings.adopt(new)

@@ -268,20 +268,21 @@ class ChatStream:
 
     names    the names under which the client gets the reasoning
     usage    whether the client asked for the usage chunk (the engine is always asked)
-    one      whether the request's `n` is 1
+    n        how many choices the request asks for; None: unknown, and every event is looked into
 
     Most events go through as the bytes they are: only one that must change, or that says something about the
     stream's end, is parsed.
     """
 
-    def __init__(self, names=NAMES, usage=False, one=True):
+    def __init__(self, names=NAMES, usage=False, n=1):
         self.names, self.wants_usage = names, usage
         self.raw_names = tuple(name.encode() for name in names)
-        self.one = one
+        self.n, self.one = n, n == 1
         self.events, self.choices = Events(), {}
         self.settled = False                        # no leaked tag can come any more: content needs no look
         self.shape = None                           # of the latest event that was all text
-        self.over, self.fault = False, None
+        self.over = self.done = False               # done: the engine itself said so
+        self.fault = None
         self.tokens, self.thoughts, self.usage = 0, 0, None
 
     def feed(self, data):
@@ -307,9 +308,18 @@ class ChatStream:
     def end(self):
         if self.fault:
             raise self.fault
-        if not self.choices or not all(choice.finished for choice in self.choices.values()):
+        if not self.finished and not (self.done and self.choices and self.all_ended):
             raise UpstreamError("the engine broke off before the answer was finished; send the request again")
         return DONE
+
+    @property
+    def finished(self):
+        """Whether the answer is whole, though the engine may have more to say."""
+        return len(self.choices) >= (self.n or 1) and self.all_ended
+
+    @property
+    def all_ended(self):
+        return all(choice.finished for choice in self.choices.values())
 
     def fail(self, error):
         return data_event(error_body(error))
@@ -357,7 +367,7 @@ class ChatStream:
         if data is None or not data.strip():
             return b""
         if data.strip() == b"[DONE]":
-            self.over = True
+            self.over = self.done = True
             return b""
         try:
             chunk = loads(data)

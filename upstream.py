@@ -3,7 +3,6 @@ import logging
 import posixpath
 from dataclasses import dataclass, field, replace
 
-import orjson
 import requests
 from gevent import Timeout
 from gevent.event import Event
@@ -11,6 +10,7 @@ from gevent.event import Event
 from errors import InvalidRequest, ModelNotAllowed, ModelNotFound, ModelUnavailable, RETRY_AFTER
 from http1 import Off, Pool
 from settings import matches
+from stream import dumps
 
 log = logging.getLogger("sparks")
 LOOK_TIMEOUT = 10                                   # seconds for a look at the engine
@@ -197,8 +197,8 @@ class Fleet:
         """POST an Ask to its engine and give the Answer. Raises Off, UpstreamError."""
         engine = ask.model.engine
         try:
-            body = orjson.dumps(ask.payload)
-        except orjson.JSONEncodeError:              # it reads deeper than it writes
+            body = dumps(ask.payload)
+        except RecursionError:
             raise InvalidRequest("the body is nested too deeply") from None
         try:
             return engine.pool.post(ask.path, body, {**engine.headers, "X-Request-Id": request_id})

@@ -6,6 +6,7 @@ fields of reasoning, and stream_options; it reads messages and tools far enough 
 Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v1/chat/completions.
 """
 import gc
+import json
 
 import orjson
 
@@ -44,7 +45,14 @@ def read(body, fleet):
     if not streams:
         return Ask(PATH, payload, model, extra={"names": names})
     payload["stream_options"] = {**(options or {}), "include_usage": True}
-    return Ask(PATH, payload, model, ChatStream(names, usage, one=payload.get("n") in (None, 1)))
+    return Ask(PATH, payload, model, ChatStream(names, usage, count_of(payload.get("n"))))
+
+
+def count_of(n):
+    """The number of choices that `n` asks for, or None where it is odd: the engine then decides."""
+    if n is None:
+        return 1
+    return n if isinstance(n, int) and not isinstance(n, bool) and n > 0 else None
 
 
 def parse(body):
@@ -58,6 +66,8 @@ def parse(body):
         gc.enable()
     if not isinstance(payload, dict):
         raise InvalidRequest("the body must be a JSON object")
+    if any(isinstance(value, float) and abs(value) >= 1 << 63 for value in payload.values()):
+        payload = json.loads(body)                    # a whole number that orjson makes a float, such as a large seed
     return payload
 
 
@@ -197,7 +207,7 @@ def read_tool(tool, where):
 def read_numbers(payload):
     for name in ("max_tokens", "max_completion_tokens"):
         value = payload.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 53):
             raise InvalidRequest(f"{name} must be a positive whole number", name)
     if payload.get("repetition_penalty") is None and payload.get("repeat_penalty") is not None:
         payload["repetition_penalty"] = payload["repeat_penalty"]       # llama.cpp's name stays, for an engine that reads it
@@ -233,7 +243,7 @@ def write_message(message, names):
 
 def collected(events, ask):
     """A stream's bytes as the plain completion they add up to. Raises Refusal if they are no whole answer."""
-    stream = ChatStream(usage=True, one=False)          # so that every event is looked into
+    stream = ChatStream(usage=True, n=None)          # so that every event is looked into
     chunks = [loads(data_of(event)) for event in stream.feed(events + b"\n\n").split(b"\n\n") if event]
     stream.end()
     messages, ends = {}, {}

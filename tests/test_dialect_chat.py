@@ -50,7 +50,7 @@ def payload(body, **model):
     """The engine's payload without what is the same in all of them."""
     out = dict(read(body, **model).payload)
     assert out.pop("model") == "engine/model"
-    json.loads(orjson.dumps(out))                   # what is sent on must be JSON that the gateway can write
+    json.loads(chat.dumps(out))                     # what is sent on must be JSON that the gateway can write
     return out
 
 
@@ -241,7 +241,8 @@ def test_a_stream_of_several_choices_looks_into_every_event(n):
         return b"data: " + json.dumps({"choices": choices}, separators=(",", ":")).encode() + b"\n\n"
 
     a, b = ({"index": index, "delta": {"content": "a"}, "finish_reason": None} for index in (0, 1))
-    stream.feed(event(a) + event(b) + event({**a, "finish_reason": "stop"}, b) + event({**b, "finish_reason": "stop"}))
+    stream.feed(event(a) + event(b) + event({**a, "finish_reason": "stop"}, b) + event({**b, "finish_reason": "stop"})
+                + b"data: [DONE]\n\n")
     assert stream.end()
     stream = read(ask(stream=True, n=n)).stream
     stream.feed(event(a) + event({**a, "finish_reason": "stop"}, b) + event(b))

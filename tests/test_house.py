@@ -97,7 +97,7 @@ ARROWS = {
     "log": set(),
     "metrics": set(),
     "pump": set(),
-    "upstream": {"http1"},
+    "upstream": {"http1", "stream"},
     "call": {"pump", "upstream", "admission", "ledger", "body", "http1", "stream"},
     "dialects": {"stream", "reasoning", "dialects"},
     "pages": {"reasoning", "routes", "pages"},

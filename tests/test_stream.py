@@ -614,7 +614,7 @@ ODD_ERROR = st.fixed_dictionaries({"error": JSON | objects(JSON | st.lists(objec
 @hypothesis.given(st.lists(ODD_CHUNK | ODD_ERROR | JSON, max_size=3), st.booleans(), st.sampled_from([1, 2]))
 def test_an_engine_that_talks_nonsense_is_no_fault_of_ours(chunks, usage, n):
     """Whatever JSON an engine sends: what leaves is JSON, and the end is an end or a Refusal."""
-    stream = ChatStream(usage=usage, one=n == 1)
+    stream = ChatStream(usage=usage, n=n)
     events_of(stream.feed(ROLE + b"".join(map(sse, chunks))))
     end_of(stream)
 
@@ -660,7 +660,7 @@ def calls(*deltas, index=0):
 
 
 def placed(*deltas, n=1, index=0, finish="tool_calls"):
-    stream = ChatStream(one=n == 1)
+    stream = ChatStream(n=n)
     out = stream.feed(ev({"role": "assistant", "content": None}, index=index) + calls(*deltas, index=index)
                       + ev({}, finish, index) + DONE)
     assert stream.end() == DONE
@@ -784,7 +784,7 @@ def test_calls_exactly():
 
 
 def test_choices_count_their_calls_apart():
-    stream = ChatStream(one=False)
+    stream = ChatStream(n=2)
     out = stream.feed(calls([f(id="A", index=0)]) + calls([g(id="B")], index=1) + calls([args("1", index=0)])
                       + calls([args("2")], index=1)
                       + calls([f(id="C", index=0)], index=1) + ev({}, "tool_calls") + ev({}, "tool_calls", 1))
@@ -858,7 +858,7 @@ def test_vllm_n2():
     sent = wire("vllm-n2")
     real("vllm-n2", ("Ok", "Yes indeed", {}, "stop"), n=2, usage=True, tokens=8,
          figures=json.loads(sent.split(b"\n\n")[-3].removeprefix(b"data: "))["usage"])
-    assert client(ChatStream(one=False).feed(sent), 1) == ("Ok", "Yes indeed", {}, "stop")
+    assert client(ChatStream(n=2).feed(sent), 1) == ("Ok", "Yes indeed", {}, "stop")
 
 
 def test_vllm_killed():
