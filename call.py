@@ -132,7 +132,7 @@ class Call:
 
     def send(self):
         self.answer = self.desk.fleet.send(self.ask, self.id)
-        self.ask.payload = None
+        self.ask.body = None
         self.body.release()
         return self.answer
 

@@ -99,11 +99,19 @@ MIGRATIONS = [first_keys, limits, first_ledger]
 
 
 def migrate():
+    if not pending():                               # the usual case needs no lock
+        return
     with transaction():
         database.execute_sql("CREATE TABLE IF NOT EXISTS migration (name TEXT PRIMARY KEY)")
-        done = {name for name, in database.execute_sql("SELECT name FROM migration").fetchall()}
-        for step in MIGRATIONS:
-            if step.__name__ not in done:
-                for sql in step():
-                    database.execute_sql(sql)
-                database.execute_sql("INSERT INTO migration (name) VALUES (?)", (step.__name__,))
+        for step in pending():
+            for sql in step():
+                database.execute_sql(sql)
+            database.execute_sql("INSERT INTO migration (name) VALUES (?)", (step.__name__,))
+
+
+def pending():
+    """The migrations that the file lacks."""
+    if not database.table_exists("migration"):
+        return MIGRATIONS
+    done = {name for name, in database.execute_sql("SELECT name FROM migration").fetchall()}
+    return [step for step in MIGRATIONS if step.__name__ not in done]

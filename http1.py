@@ -9,6 +9,7 @@ import ssl
 from time import monotonic
 from urllib.parse import urlsplit
 
+import gevent
 from gevent import socket
 
 from errors import ModelUnavailable, UpstreamError
@@ -17,6 +18,7 @@ CONNECT_TIMEOUT = 10                                # seconds
 SEND_TIMEOUT = 60                                   # seconds without the engine taking a byte
 IDLE = 4                                            # seconds: uvicorn closes a connection that was idle for 5
 READ = 65536                                        # bytes a read
+PIECE = 1 << 18                                     # bytes a write
 MAX_HEAD = 65536
 MAX_LINE = 4096                                     # bytes of a chunk's size line
 HEXADECIMAL = b"0123456789abcdefABCDEF"
@@ -167,9 +169,8 @@ class Tls:
             self.sock.sendall(self.outgoing.read())
 
     def send(self, data):
-        for at in range(0, len(data), 1 << 20):
-            self.tls.write(data[at:at + (1 << 20)])
-            self.flush()
+        self.tls.write(data)
+        self.flush()
 
     def decode(self, data):
         self.incoming.write(data)
@@ -247,23 +248,27 @@ class Pool:
             connection.close()
 
     def post(self, path, body, headers):
-        """POST `body` (bytes, JSON) and give the Answer, whose head is still to come. Raises Off, UpstreamError."""
+        """POST `body` (JSON, a list of bytes) and give the Answer, whose head is still to come. Raises Off, UpstreamError."""
         lines = [f"POST {self.prefix}{path} HTTP/1.1", f"Host: {self.netloc}", "Content-Type: application/json",
-                 "Accept-Encoding: identity", f"Content-Length: {len(body)}"]
+                 "Accept-Encoding: identity", f"Content-Length: {sum(map(len, body))}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        return Answer(self, "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n", body)
+        return Answer(self, ["\r\n".join(lines).encode("latin-1") + b"\r\n\r\n", *body])
 
 
 class Answer:
     """What an engine answers. `status` and `headers` (lower-case names) are there once `head(seconds)` is."""
 
-    def __init__(self, pool, head, body):
-        self.pool, self.request = pool, (head, body)
+    def __init__(self, pool, request):
+        self.pool, self.request = pool, request
         self.status = self.headers = self.framing = None
         self.buffer, self.keeps, self.closed = b"", False, False
         self.heads = 0                              # bytes that have come before the end of the head
-        self.connection = pool.take()
-        self.send()
+        self.connection, self.sender = pool.take(), None
+        try:
+            self.send()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def sock(self):
@@ -274,23 +279,25 @@ class Answer:
         return self.framing is not None and self.framing.ended
 
     def send(self):
-        head, body = self.request
+        """Send the request; a large body goes on in a greenlet of its own, while whoever waits for the answer waits."""
+        head, *body = self.request
         self.sock.settimeout(SEND_TIMEOUT)
-        try:
-            self.connection.layer.send(head + body if len(body) < READ else head)
-            if len(body) >= READ:
-                self.connection.layer.send(body)
-        except TimeoutError:
-            self.close()
-            raise UpstreamError("the engine does not take the request")
-        except OSError:                             # it may have answered before it read all: look at what it says
-            pass
+        if sum(map(len, body)) < READ:
+            send(self.connection.layer, [b"".join((head, *body))])
+        else:
+            self.sender = gevent.spawn(send, self.connection.layer, [head, *body])
+
+    def stop_sending(self):
+        if self.sender:
+            self.sender.kill(block=False)
+            self.sender = None
 
     def again(self):
         """Once more on a new connection. A server may close an idle one in the very moment in which it is used:
         then not a byte has come back, and nobody has seen the request."""
         stale = self.connection.used and not self.heads
         if stale:
+            self.stop_sending()
             self.connection.close()
             self.pool.idle, old = [], self.pool.idle
             for connection in old:
@@ -394,11 +401,24 @@ class Answer:
         if self.closed:
             return
         self.closed = True
+        whole = whole and not (self.sender and not self.sender.ready())
+        self.stop_sending()
         reusable = self.keeps and not self.buffer and not isinstance(self.framing, UntilClose)
         if whole and reusable and not self.framing.surplus:
             self.pool.give(self.connection)
         else:
             self.connection.close()
+
+
+def send(layer, parts):
+    """Send all parts, in pieces that each have their time. An engine may answer, and close, before it has read all: what it
+    says then counts."""
+    try:
+        for part in parts:
+            for at in range(0, len(part), PIECE):
+                layer.send(part[at:at + PIECE])
+    except OSError:
+        pass
 
 
 def framing_of(headers):

@@ -152,9 +152,8 @@ class Ledger:
             if time() - checked > MINUTE:
                 checked = time()
                 self.checkpoint()
-            if time() - pruned > DAY:
+            if time() - pruned > DAY and self.prune(time() - self.settings.keep_days * DAY):
                 pruned = time()
-                self.prune(pruned - self.settings.keep_days * DAY)
 
     def stay_with_the_file(self):
         """Somebody may have put another file in the database's place, a backup for example, or taken it away."""
@@ -174,16 +173,17 @@ class Ledger:
             self.complain(error)
 
     def prune(self, before):
-        """Delete the rows of requests that started before that moment, in small steps. Totals stay."""
+        """Delete the rows of requests that started before that moment, in small steps. Totals stay. Returns whether all
+        are gone."""
         while True:
             try:
                 done = database.execute_sql("DELETE FROM request WHERE rowid IN (SELECT rowid FROM request WHERE started < ? "
                                             "LIMIT ?)", (before, STEP)).rowcount
             except peewee.DatabaseError as error:
                 self.complain(error)
-                return
+                return False
             if done < STEP:
-                return
+                return True
             gevent.sleep(0.05)
 
 

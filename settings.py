@@ -227,7 +227,7 @@ def read_file(environ):
         return {}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:      # TOML's and UTF-8's errors are ValueErrors
         raise SettingsError(f"{path.name} cannot be read: {error}") from None
 
 
@@ -243,7 +243,7 @@ def value_of(setting, environ, table):
         name, raw = setting.name, setting.default
     try:
         return setting.read(raw)
-    except ValueError as error:
+    except (ValueError, OverflowError, RuntimeError) as error:  # a number, a size or a ~user beyond all bounds
         raise SettingsError(f"{name} {error}") from None
 
 

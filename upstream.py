@@ -7,10 +7,9 @@ import requests
 from gevent import Timeout
 from gevent.event import Event
 
-from errors import InvalidRequest, ModelNotAllowed, ModelNotFound, ModelUnavailable, RETRY_AFTER
+from errors import ModelNotAllowed, ModelNotFound, ModelUnavailable, RETRY_AFTER
 from http1 import Off, Pool
 from settings import matches
-from stream import dumps
 
 log = logging.getLogger("sparks")
 LOOK_TIMEOUT = 10                                   # seconds for a look at the engine
@@ -67,7 +66,7 @@ class Engine:
                 health = self.get("/health")
                 listed = self.get("/v1/models")
             served = listed.json()["data"] if listed.status_code == 200 and health.status_code < 500 else None
-            self.served = [model for model in served or () if isinstance(model.get("id"), str)] or None
+            self.served = [model for model in served or () if named(model)] or None
             self.misses = 0
         except requests.Timeout:                    # busy, perhaps: one slow answer is no reason to send people away
             self.misses += 1
@@ -197,11 +196,7 @@ class Fleet:
         """POST an Ask to its engine and give the Answer. Raises Off, UpstreamError."""
         engine = ask.model.engine
         try:
-            body = dumps(ask.payload)
-        except RecursionError:
-            raise InvalidRequest("the body is nested too deeply") from None
-        try:
-            return engine.pool.post(ask.path, body, {**engine.headers, "X-Request-Id": request_id})
+            return engine.pool.post(ask.path, ask.body, {**engine.headers, "X-Request-Id": request_id})
         except Off as error:
             self.hurry.set()
             error.retry_after = RETRY_AFTER
@@ -225,6 +220,14 @@ class View:
         if not self.allows(model):
             raise ModelNotAllowed(f"this key may not use {model.id}; it may use {', '.join(self.key.models)}", "model")
         return replace(model, reasoning_field=self.key.reasoning_field or model.reasoning_field)
+
+
+def named(entry):
+    """Whether an engine's entry has an id that can be written down."""
+    try:
+        return bool(entry["id"].encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def family(served):

@@ -7,13 +7,13 @@ from typing import Any
 class Ask:
     """A request as its engine gets it.
 
-    path, payload   where it goes, and the JSON body as a dict
+    path, body      where it goes, and the JSON body as a list of bytes
     model           upstream.Model
     stream          a stream of stream.py for the answer, or None for a plain one
     extra           what the dialect keeps for itself
     """
     path: str
-    payload: dict
+    body: list
     model: Any
     stream: Any = None
     extra: dict = field(default_factory=dict)

@@ -43,9 +43,9 @@ def read(body, fleet):
     payload["model"] = model.engine_id
     names = reasoning.FIELDS[model.reasoning_field]
     if not streams:
-        return Ask(PATH, payload, model, extra={"names": names})
+        return Ask(PATH, written(payload), model, extra={"names": names})
     payload["stream_options"] = {**(options or {}), "include_usage": True}
-    return Ask(PATH, payload, model, ChatStream(names, usage, count_of(payload.get("n"))))
+    return Ask(PATH, written(payload), model, ChatStream(names, usage, count_of(payload.get("n"))))
 
 
 def count_of(n):
@@ -69,6 +69,14 @@ def parse(body):
     if any(isinstance(value, float) and abs(value) >= 1 << 63 for value in payload.values()):
         payload = json.loads(body)                    # a whole number that orjson makes a float, such as a large seed
     return payload
+
+
+def written(payload):
+    """A payload as the bytes for the engine; while the request waits for its slot, nothing else of it is kept."""
+    try:
+        return [dumps(payload)]
+    except RecursionError:                              # it is read deeper than it can be written
+        raise InvalidRequest("the body is nested too deeply") from None
 
 
 def typed(table, name, kind, expected, where=""):

@@ -180,7 +180,7 @@ def answered(engine, *steps, pool=None):
     """The Answer to a POST that the engine plays these steps for."""
     engine.play(*steps)
     pool = pool or Pool(engine.url)
-    return pool.post("/v1/x", b"{}", {})
+    return pool.post("/v1/x", [b"{}"], {})
 
 
 def raw(data):
@@ -199,7 +199,7 @@ def pool(engine):
 def test_the_request(engine):
     pool = Pool(engine.url + "/prefix/")
     engine.play(Json({"a": 1}))
-    answer = pool.post("/v1/x", '{"é":1}'.encode(), {"Authorization": "Bearer abc", "X-Request-Id": "id-1"})
+    answer = pool.post("/v1/x", ['{"é":1}'.encode()], {"Authorization": "Bearer abc", "X-Request-Id": "id-1"})
     assert answer.all(5, 1000) == b'{"a":1}'
     answer.close(whole=True)
     request = engine.requests[0]
@@ -213,7 +213,7 @@ def test_the_request(engine):
 def test_a_large_request(engine, pool):
     body = b'"' + b"x" * (3 << 20) + b'"'
     engine.play(Json({}))
-    answer = pool.post("/v1/x", body, {})
+    answer = pool.post("/v1/x", [body], {})
     assert answer.all(5, 1000) == b"{}" and engine.requests[0].body == body
     answer.close()
 
@@ -381,7 +381,7 @@ def twice(engine, pool, steps):
     engine.play(*steps)
     engine.play(Json({}))
     for _ in range(2):
-        answer = pool.post("/v1/x", b"{}", {})
+        answer = pool.post("/v1/x", [b"{}"], {})
         answer.all(5, 1000)
         answer.close(whole=True)
     return [request.connection for request in engine.requests]
@@ -399,7 +399,7 @@ def test_connections_are_not_reused(engine, pool, name):
 
 def test_an_answer_that_was_not_whole_closes_its_connection(engine, pool):
     engine.play(Head(), Send(EVENT), Pause(5))
-    answer = pool.post("/v1/x", b"{}", {})
+    answer = pool.post("/v1/x", [b"{}"], {})
     assert answer.read(5) == EVENT
     answer.close()
     answer.close(whole=True)                        # closing again changes nothing
@@ -408,7 +408,7 @@ def test_an_answer_that_was_not_whole_closes_its_connection(engine, pool):
 
 def test_closing_before_the_head(engine, pool):
     engine.play(Pause(5))
-    answer = pool.post("/v1/x", b"{}", {})
+    answer = pool.post("/v1/x", [b"{}"], {})
     engine.wait_for(1)
     answer.close(whole=True)
     assert pool.idle == [] and engine.requests[0].gone.wait(2)
@@ -419,12 +419,12 @@ def test_the_end_that_comes_after_the_answer_was_given_back(engine, pool):
     ready = threading.Event()
     engine.play(Head(), Send(EVENT), Wait(ready), End())
     engine.play(Json({}))
-    first = pool.post("/v1/x", b"{}", {})
+    first = pool.post("/v1/x", [b"{}"], {})
     assert first.read(5) == EVENT
     first.close(whole=True)
     ready.set()
     assert engine.requests[0].finished.wait(2)
-    assert pool.post("/v1/x", b"{}", {}).all(5, 1000) == b"{}"
+    assert pool.post("/v1/x", [b"{}"], {}).all(5, 1000) == b"{}"
     assert [request.connection for request in engine.requests] == [1, 1]
 
 
@@ -433,17 +433,17 @@ def test_what_comes_late_and_is_no_end(engine, pool, late):
     ready = threading.Event()
     engine.play(Head(), Send(EVENT), Wait(ready), *late, Pause(5))
     engine.play(Json({}))
-    first = pool.post("/v1/x", b"{}", {})
+    first = pool.post("/v1/x", [b"{}"], {})
     assert first.read(5) == EVENT
     first.close(whole=True)
     ready.set()
-    assert pool.post("/v1/x", b"{}", {}).all(5, 1000) == b"{}"
+    assert pool.post("/v1/x", [b"{}"], {}).all(5, 1000) == b"{}"
     assert engine.requests[-1].connection == 2
 
 
 def test_as_many_connections_as_are_needed(engine, pool):
     engine.always(lambda request: [Json({})])
-    answers = [pool.post("/v1/x", b"{}", {}) for _ in range(20)]
+    answers = [pool.post("/v1/x", [b"{}"], {}) for _ in range(20)]
     for answer in answers:
         answer.all(5, 100)
         answer.close(whole=True)
@@ -469,7 +469,7 @@ def test_an_engine_that_closes_as_soon_as_it_has_answered(engine, pool):
     """Whether the end of the connection is seen before the next request or only after it: it makes no difference."""
     engine.always(lambda request: [Json({"n": len(engine.requests)}), Close()])
     for n in range(20):
-        answer = pool.post("/v1/x", b"{}", {})
+        answer = pool.post("/v1/x", [b"{}"], {})
         assert answer.all(5, 100) == b'{"n":%d}' % (n + 1)
         answer.close(whole=True)
     assert len(engine.requests) == 20
@@ -478,7 +478,7 @@ def test_an_engine_that_closes_as_soon_as_it_has_answered(engine, pool):
 def test_an_engine_that_is_off(engine, pool):
     engine.stop()
     with pytest.raises(Off) as caught:
-        pool.post("/v1/x", b"{}", {})
+        pool.post("/v1/x", [b"{}"], {})
     assert (caught.value.status, caught.value.code) == (503, "model_unavailable")
 
 
@@ -487,7 +487,7 @@ def test_an_engine_that_is_off(engine, pool):
 def first_one(engine, pool):
     """Leave a used connection in the pool."""
     engine.play(Json({}))
-    answer = pool.post("/v1/x", b"{}", {})
+    answer = pool.post("/v1/x", [b"{}"], {})
     answer.all(5, 100)
     answer.close(whole=True)
     assert len(pool.idle) == 1
@@ -513,7 +513,7 @@ def test_a_stale_connection_and_a_large_body(engine, pool, end):
     engine.play(Early(), end)
     engine.play(Json({"a": 1}))
     body = b'"' + b"x" * (4 << 20) + b'"'
-    assert pool.post("/v1/x", body, {}).all(5, 100) == b'{"a":1}'
+    assert pool.post("/v1/x", [body], {}).all(5, 100) == b'{"a":1}'
     assert [request.connection for request in engine.requests] == [1, 1, 2] and engine.requests[2].body == body
 
 
@@ -523,19 +523,19 @@ def test_only_once(engine, pool, end):
     engine.play(end)
     engine.play(end)
     with pytest.raises(UpstreamError, match="without an answer"):
-        pool.post("/v1/x", b"{}", {}).head(5)
+        pool.post("/v1/x", [b"{}"], {}).head(5)
     assert [request.connection for request in engine.requests] == [1, 1, 2]
 
 
 def test_other_idle_connections_are_not_tried(engine, pool):
     """If one was closed, so were those that are as old."""
     engine.always(lambda request: [Json({})])
-    answers = [pool.post("/v1/x", b"{}", {}) for _ in range(3)]
+    answers = [pool.post("/v1/x", [b"{}"], {}) for _ in range(3)]
     for answer in answers:
         answer.all(5, 100)
         answer.close(whole=True)
     engine.play(Close())
-    pool.post("/v1/x", b"{}", {}).all(5, 100)
+    pool.post("/v1/x", [b"{}"], {}).all(5, 100)
     assert engine.requests[-1].connection == 4 and pool.idle == []
 
 
@@ -543,7 +543,7 @@ def test_other_idle_connections_are_not_tried(engine, pool):
 def test_a_new_connection_is_not_tried_again(engine, pool, end):
     engine.play(end)
     with pytest.raises(UpstreamError, match="without an answer"):
-        pool.post("/v1/x", b"{}", {}).head(5)
+        pool.post("/v1/x", [b"{}"], {}).head(5)
     assert len(engine.requests) == 1
 
 
@@ -557,7 +557,7 @@ def test_never_after_a_byte_came(engine, pool, some):
     engine.play(Raw(some), Close())
     engine.always(lambda request: [Json({})])
     with pytest.raises(UpstreamError):
-        pool.post("/v1/x", b"{}", {}).all(5, 100)
+        pool.post("/v1/x", [b"{}"], {}).all(5, 100)
     assert len(engine.requests) == 2
 
 
@@ -685,7 +685,7 @@ def test_tls(tls, version, size):
     """TLS 1.3 sends session tickets before the answer: records that hold nothing for us."""
     server, pool = tls([OK], [OK], size=size, version=version)
     for _ in range(2):
-        answer = pool.post("/v1/x", b"{}", {})
+        answer = pool.post("/v1/x", [b"{}"], {})
         assert answer.all(5, 100) == b"ok"
         answer.close(whole=True)
     assert len(server.requests) == 2
@@ -698,7 +698,7 @@ def test_tls_body_over_many_records(tls, size):
              *(chunks(body[at:at + 5000]) for at in range(0, len(body), 5000)), END]
     server, pool = tls(parts, [HEAD, b"Content-", b"Length: %d\r\n\r\n" % len(body), body], size=size)
     for _ in range(2):
-        answer = pool.post("/v1/x", b"{}", {})
+        answer = pool.post("/v1/x", [b"{}"], {})
         assert answer.all(5, 1 << 20) == body
         answer.close(whole=True)
 
@@ -706,7 +706,7 @@ def test_tls_body_over_many_records(tls, size):
 def test_tls_record_by_record(tls):
     """Each event in its own moment, as the socket is watched and `decode` called: nothing stays in the layer."""
     server, pool = tls([HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[chunks(EVENT)] * 5, END])
-    answer, body = pool.post("/v1/x", b"{}", {}), b""
+    answer, body = pool.post("/v1/x", [b"{}"], {}), b""
     answer.head(5)
     while data := answer.read(5):
         assert answer.connection.layer.tls.pending() == 0
@@ -718,7 +718,7 @@ def test_tls_record_by_record(tls):
 def test_tls_by_name(tls):
     _, pool = tls([OK], host="localhost")
     try:
-        answer = pool.post("/v1/x", b"{}", {})
+        answer = pool.post("/v1/x", [b"{}"], {})
     except Off:
         pytest.skip("localhost is not 127.0.0.1 on this machine")
     assert answer.all(5, 100) == b"ok"
@@ -728,7 +728,7 @@ def test_tls_by_name(tls):
 def test_tls_stale_connection(tls):
     server, pool = tls([OK], [None], [OK])
     for _ in range(2):
-        answer = pool.post("/v1/x", b"{}", {})
+        answer = pool.post("/v1/x", [b"{}"], {})
         assert answer.all(5, 100) == b"ok"
         answer.close(whole=True)
     assert len(server.requests) == 3
@@ -736,7 +736,7 @@ def test_tls_stale_connection(tls):
 
 def test_tls_cut_off(tls):
     _, pool = tls([HEAD + b"Content-Length: 5\r\n\r\nhel", None])
-    answer = pool.post("/v1/x", b"{}", {})
+    answer = pool.post("/v1/x", [b"{}"], {})
     with pytest.raises(UpstreamError, match="broke off"):
         answer.all(5, 100)
     answer.close()
@@ -745,7 +745,7 @@ def test_tls_cut_off(tls):
 def test_tls_with_a_certificate_that_nobody_knows(tls):
     server, pool = tls([OK], trusted=False)
     with pytest.raises(Off, match="SSLCertVerificationError") as caught:
-        pool.post("/v1/x", b"{}", {})
+        pool.post("/v1/x", [b"{}"], {})
     assert server.left.wait(1), "the connection is still open"
     assert caught.value.status == 503               # the error is still held here: its connection must not be
 

@@ -4,7 +4,7 @@ import time
 import pytest
 
 from conftest import Gateway, Shared
-from engine import MODELS, Engine, Json
+from engine import MODELS, Engine, Hang, Head, Json
 
 CHAT = "/v1/chat/completions"
 LISTED = "/v1/models"
@@ -212,24 +212,35 @@ def test_file_name_of_the_engine(shared, file, names):
     assert all(reaches(shared.engine, ask(shared, name), file) for name in names)
 
 
-def test_served_names_of_one_root_are_one_model(shared):
-    """vLLM's --served-model-name a b c."""
-    names = ("first", "second", "third")
+def test_served_names_of_one_root(shared):
+    """vLLM's --served-model-name a b c: each is listed and reaches the engine as it is; the root's name means the first."""
+    names = ["first", "second", "third"]
     shared.engine.models = [{"id": name, "root": "/models/glm", "max_model_len": 7} for name in names]
-    until(shared, ["first"])
-    assert listed(shared) == [model("first", 7)]
-    for name in ("first", "SECOND", "third", "glm", None):
-        assert reaches(shared.engine, ask(shared, name), "first")
-    assert shared.client().get(f"{LISTED}/second").json()["id"] == "first"
+    until(shared, names)
+    assert listed(shared) == [model(name, 7) for name in names]
+    for name, own in (("first", "first"), ("SECOND", "second"), ("third", "third"), ("glm", "first"), (None, "first")):
+        assert reaches(shared.engine, ask(shared, name), own)
+    assert shared.client().get(f"{LISTED}/second").json()["id"] == "second"
+
+
+def test_served_names_of_one_root_share_its_slots(gateway, engine):
+    front = gateway(max_active=1, keepalive=0.2)
+    engine.models = [{"id": name, "root": "/models/glm"} for name in ("first", "second")]
+    until(front, ["first", "second"])
+    engine.always(lambda request: [Head(), Hang()])
+    held = [front.client().post(CHAT, {"messages": [{"role": "user", "content": "Hi"}], "model": name, "stream": True}) for name in ("first", "second")]
+    assert engine.active == engine.max_active == 1
+    for answer in held:
+        answer.close()
 
 
 def test_different_roots_are_different_models(shared):
     roots = {"one": "/models/one", "two": "/models/two", "uno": "/models/one"}
     shared.engine.models = [{"id": name, "root": root} for name, root in roots.items()]
-    until(shared, ["one", "two"])
+    until(shared, ["one", "two", "uno"])
     assert reaches(shared.engine, ask(shared), "one")
     assert reaches(shared.engine, ask(shared, "two"), "two")
-    assert reaches(shared.engine, ask(shared, "uno"), "one")
+    assert reaches(shared.engine, ask(shared, "uno"), "uno")
     assert set(no_model(ask(shared, "three")).replace(" ", ",").split(",")) >= {"one", "two"}
 
 
