@@ -31,8 +31,8 @@ IDS = count()
 
 def row(n=0, **fields):
     """A row of a request that went well."""
-    given = dict(id=f"request-{n}", key_id=1, model=MODEL, engine="http://127.0.0.1:8000", route=ROUTE, started=NOON + n, queued_ms=3,
-                 first_ms=120, total_ms=2000, status=200, error=None, streamed=True, aborted=False, truncated=False,
+    given = dict(id=f"request-{n}", key_id=1, model=MODEL, engine="http://127.0.0.1:8000", route=ROUTE,
+                 started=NOON + n, queued_ms=3, first_ms=120, total_ms=2000, status=200, error=None, streamed=True, aborted=False, truncated=False,
                  prompt_tokens=1000, cached_tokens=600, completion_tokens=50, reasoning_tokens=20)
     return Row(**{**given, **fields})
 
@@ -72,7 +72,8 @@ def test_figures(usage, stream, found):
 @pytest.mark.parametrize("fields, found", [
     ({}, (1, 1, 0, 0, 1000, 600, 50, 20)),
     ({"status": 499, "aborted": True, "prompt_tokens": None, "cached_tokens": None}, (1, 0, 0, 1, 0, 0, 50, 20)),
-    ({"status": 502, "error": "upstream_error", "completion_tokens": None, "reasoning_tokens": None}, (1, 0, 1, 0, 1000, 600, 0, 0)),
+    ({"status": 502, "error": "upstream_error", "completion_tokens": None, "reasoning_tokens": None},
+     (1, 0, 1, 0, 1000, 600, 0, 0)),
     ({"status": 404, "prompt_tokens": None, "cached_tokens": None, "completion_tokens": None, "reasoning_tokens": None},
      (1, 0, 1, 0, 0, 0, 0, 0)),
 ])
@@ -122,9 +123,9 @@ def many(number, seed=1):
     for n in range(number):
         status = chance.choice([200, 200, 200, 404, 429, 499, 502])
         spent = [chance.choice([None, chance.randrange(100_000)]) for _ in range(4)]
-        yield row(n, key_id=chance.randrange(1, 4), model=chance.choice(["", MODEL, "other"]), started=NOON + chance.uniform(-3, 3) * DAY,
-                  status=status, aborted=status == 499, prompt_tokens=spent[0], cached_tokens=spent[1], completion_tokens=spent[2],
-                  reasoning_tokens=spent[3])
+        yield row(n, key_id=chance.randrange(1, 4), model=chance.choice(["", MODEL, "other"]), status=status,
+                  started=NOON + chance.uniform(-3, 3) * DAY, aborted=status == 499, prompt_tokens=spent[0],
+                  cached_tokens=spent[1], completion_tokens=spent[2], reasoning_tokens=spent[3])
 
 
 def test_row_is_stored_whole(db, book):
@@ -332,7 +333,7 @@ def test_old_file_is_brought_up_to_date_and_pruned(tmp_path, engine):
         gateway.wait_alive().wait_ready()
         wait_until(lambda: len(rows(db)) < 1200 and not rows(db, "id LIKE 'request-%'"), 10, what="old rows gone")
         assert [found["id"] for found in rows(db, "started < ?", (time.time() - 90 * DAY,))] == [] and row_now(db, ident)
-        assert [day for day in days(db) if day["requests"] == 1200] == [day for day in before if day["requests"] == 1200] != []
+        assert [day["requests"] for day in before][0] == 1200 and days(db)[0] == before[0]
 
 
 # ---- the owner's commands
@@ -346,10 +347,10 @@ def run(db, monkeypatch):
         keys.add_key(name)
     ledger.commit([
         row(0, id="first"),
-        row(1, id="gone", status=499, aborted=True, prompt_tokens=None, cached_tokens=None, completion_tokens=5, reasoning_tokens=0,
-            counted="gateway"),
-        row(2, id="refused", status=404, error="model_not_found", model="", engine="", queued_ms=None, first_ms=None, total_ms=1,
-            streamed=False, prompt_tokens=None, cached_tokens=None, completion_tokens=None, reasoning_tokens=None),
+        row(1, id="gone", status=499, aborted=True, prompt_tokens=None, cached_tokens=None, completion_tokens=5,
+            reasoning_tokens=0, counted="gateway"),
+        row(2, id="refused", status=404, error="model_not_found", model="", engine="", queued_ms=None, first_ms=None,
+            total_ms=1, streamed=False, prompt_tokens=None, cached_tokens=None, completion_tokens=None, reasoning_tokens=None),
         row(3, id="other", key_id=2, started=NOON + DAY, prompt_tokens=2_000_000),
         row(4, id="broken", key_id=2, started=NOON + DAY, status=502, error="upstream_error", truncated=True),
     ])
@@ -413,7 +414,7 @@ def test_usage_as_csv(run):
     assert said(run, "usage", "--csv", "--by", "day", "--since", "2027-01-02") == (
         "day,requests,ok,errors,aborted,prompt_tokens,cached_tokens,completion_tokens,reasoning_tokens\n"
         "2027-01-02,2,1,1,0,2001000,1200,100,40\n")
-    assert said(run, "usage", "--csv", "--by", "day", "--since", "2030-01-01").startswith("day,requests,")     # also without rows
+    assert said(run, "usage", "--csv", "--by", "day", "--since", "2030-01-01").startswith("day,requests,")      # no rows
 
 
 def test_usage_of_the_last_days(run, monkeypatch):
@@ -425,7 +426,8 @@ def test_usage_of_the_last_days(run, monkeypatch):
 def test_several_keys_of_one_name_are_one_person(run):
     keys.add_key("alice")
     ledger.commit([row(9, id="second key", key_id=4)])
-    assert [(found["key"], found["requests"]) for found in json.loads(said(run, "usage", "--json"))] == [("alice", 4), ("bob", 2)]
+    found = json.loads(said(run, "usage", "--json"))
+    assert [(each["key"], each["requests"]) for each in found] == [("alice", 4), ("bob", 2)]
 
 
 def test_usage_as_a_plot(run):
@@ -461,13 +463,15 @@ LINES = [
     "2027-01-01T12:00:01Z  gone  alice  GLM-5.3-Flash-EXL3  POST /v1/chat/completions  499  aborted  2000 ms  ?+5 tokens",
     "2027-01-01T12:00:02Z  refused  alice  -  POST /v1/chat/completions  404  model_not_found  1 ms  ?+0 tokens",
     "2027-01-02T12:00:00Z  other  bob  GLM-5.3-Flash-EXL3  POST /v1/chat/completions  200  ok  2000 ms  2000000+50 tokens",
-    "2027-01-02T12:00:00Z  broken  bob  GLM-5.3-Flash-EXL3  POST /v1/chat/completions  502  upstream_error  2000 ms  1000+50 tokens",
+    "2027-01-02T12:00:00Z  broken  bob  GLM-5.3-Flash-EXL3  POST /v1/chat/completions  502  upstream_error  2000 ms"
+    "  1000+50 tokens",
 ]
 
 
 @pytest.mark.parametrize("arguments, found", [
     ((), LINES), (("-n", "2"), LINES[3:]), (("--key", "alice"), LINES[:3]), (("--status", "499"), LINES[1:2]),
-    (("--status", "4xx"), LINES[1:3]), (("--key", "bob", "--status", "5xx"), LINES[4:]), (("--status", "2xx", "-n", "1"), LINES[3:4]),
+    (("--status", "4xx"), LINES[1:3]), (("--key", "bob", "--status", "5xx"), LINES[4:]),
+    (("--status", "2xx", "-n", "1"), LINES[3:4]),
 ])
 def test_log(run, arguments, found):
     assert said(run, "log", *arguments).splitlines() == found
@@ -491,7 +495,8 @@ def test_show(run):
     assert said(run, "show", "gone").splitlines() == [
         "rowid:              2", "id:                 gone", "key_id:             1", "model:              GLM-5.3-Flash-EXL3",
         "engine:             http://127.0.0.1:8000", "route:              POST /v1/chat/completions",
-        "started:            2027-01-01T12:00:01Z", "queued_ms:          3", "first_ms:           120", "total_ms:           2000",
+        "started:            2027-01-01T12:00:01Z", "queued_ms:          3", "first_ms:           120",
+        "total_ms:           2000",
         "status:             499", "error:              -", "streamed:           1", "aborted:            1",
         "truncated:          0", "prompt_tokens:      -", "cached_tokens:      -", "completion_tokens:  5",
         "reasoning_tokens:   0", "counted:            gateway", "key:                alice"]
@@ -525,6 +530,11 @@ def test_log_follows(slow):
 
 def body(streams, **fields):
     return {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "stream": streams, **fields}
+
+
+def either(request):
+    """An engine's short answer, whatever was asked for."""
+    return chat_chunks("Hello", usage=True) if request.json()["stream"] else [Json(completion("Hello"))]
 
 
 CHAT = ("/v1/chat/completions", body)
@@ -583,7 +593,7 @@ def test_row_is_committed_before_the_last_byte_leaves(slow, api, ending, version
 
 
 def read_to_the_last_byte(connection):
-    """An answer's body up to its last byte, whatever comes behind it: neither the last chunk's mark nor the end is waited for."""
+    """An answer's body up to its last byte; neither the last chunk's mark nor the connection's end is waited for."""
     answer = connection.answer()
     whole = b""
     while not whole.endswith((b"data: [DONE]\n\n", b"}\n\n", b"}")) or not complete(whole):
@@ -622,7 +632,7 @@ def test_lookups_are_counted_too(slow):
         assert not rows(slow.db, "id = ?", (ident,))
 
 
-@pytest.mark.parametrize("code", ["\ud83d", "x" * 5000, "Ignore all previous instructions", "bad_words\n", 7, None, ["a"], {"a": 1}],
+@pytest.mark.parametrize("code", ["\ud83d", "x" * 5000, "Ignore all instructions", "bad_words\n", 7, None, ["a"], {"a": 1}],
                          ids=["surrogate", "long", "text", "line", "number", "null", "list", "object"])
 @pytest.mark.parametrize("streams", [True, False], ids=["stream", "plain"])
 def test_odd_engine_codes(slow, code, streams):
@@ -671,8 +681,8 @@ def test_kill_right_after_a_whole_answer(engine, tmp_path, stock, api):
 
 
 def test_kill_at_any_moment(engine, tmp_path, stock):
-    """Under load, ten times: the worker alone, twice all of it. What a client saw complete is in the ledger, keys are valid."""
-    engine.always(lambda request: [*chat_chunks("Hello there", usage=True)] if request.json()["stream"] else [Json(completion("Hello"))])
+    """Under load, ten times: the worker alone, twice all of it. What a client saw complete is in the ledger."""
+    engine.always(either)
     chance = random.Random(4)
     with started(engine, tmp_path, stock) as gateway:
         gateway.traceback_allowed = True            # of a worker that dies
@@ -760,9 +770,7 @@ def lock_once(gateway, how):
     token, end = chat_chunks("x", usage=True)[1], chat_chunks("x", usage=True)[2:]
 
     def steps(request):
-        if not request.json().get("seed"):
-            return [Json(completion("Hello"))] if not request.json()["stream"] else chat_chunks("Hello", usage=True)
-        return long_stream()
+        return long_stream() if request.json().get("seed") else either(request)
 
     def long_stream():
         while not over.is_set():
@@ -825,8 +833,8 @@ ledger.commit = full
 
 
 def test_disk_full(engine, tmp_path, stock):
-    """Requests are answered as ever, one line says so, rows wait and land afterwards; a kill while they wait leaves a sound file."""
-    engine.always(lambda request: chat_chunks("Hello", usage=True) if request.json()["stream"] else [Json(completion("Hello"))])
+    """Requests are answered as ever, one line says so, rows wait and land afterwards."""
+    engine.always(either)
     with started(engine, tmp_path, stock, FULL) as gateway:
         flag, before, ids = gateway.db.with_name(gateway.db.name + ".full"), idents(gateway.db), []
         flag.touch()

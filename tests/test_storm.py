@@ -19,8 +19,9 @@ import keys as keys_module
 from client import Truncated
 from conftest import wait_until
 from database import open_database
-from engine import Close, Engine, Hang, Head, Json, Pause, Reset, Send, chat_chunks, chunk, compact, completion, died, refusal, sse
-from inside import days, descriptors, gauges, idle, read, resident, rows, started, sums
+from engine import (Close, Engine, Hang, Head, Json, Pause, Reset, Send, chat_chunks, chunk, compact, completion, died, refusal,
+                    sse)
+from inside import days, descriptors, gauges, idle, read, resident, row_now, row_of, rows, started, sums
 
 LONG = os.environ.get("SPARKS_SOAK") == "1"
 REQUESTS, TWINS = (2000, 500) if LONG else (200, 30)
@@ -119,7 +120,8 @@ class Busy:
 def figures(number):
     """What the engine says that request number so-and-so cost."""
     return {"prompt_tokens": 100 + number, "completion_tokens": 5 + number % 7, "total_tokens": 105 + number + number % 7,
-            "prompt_tokens_details": {"cached_tokens": number % 50}, "completion_tokens_details": {"reasoning_tokens": number % 3}}
+            "prompt_tokens_details": {"cached_tokens": number % 50},
+            "completion_tokens_details": {"reasoning_tokens": number % 3}}
 
 
 def answer(kind, number, streams, pause):
@@ -164,12 +166,13 @@ class Storm:
         kind = r.choices(["whole", "leaves", "malformed", "unknown", "keyless", "engine"], [40, 30, 6, 6, 4, 14])[0]
         if kind == "engine":
             kind = r.choice(FAILURES)
-        return (kind, next(self.ids), r.random() < 0.6, r.choice(list(self.gateway.names)), r.uniform(0, 0.006), r.uniform(0, 0.08),
-                r.random() < 0.5)
+        return (kind, next(self.ids), r.random() < 0.6, r.choice(list(self.gateway.names)), r.uniform(0, 0.006),
+                r.uniform(0, 0.08), r.random() < 0.5)
 
     def send(self, kind, number, streams, name, pause, patience, resets):
         ident = f"storm-{id(self):x}-{number}"
-        body = {"messages": [{"role": "user", "content": "Hello"}], "stream": streams, "user": json.dumps([kind, number, pause])}
+        body = {"messages": [{"role": "user", "content": "Hello"}], "stream": streams,
+                "user": json.dumps([kind, number, pause])}
         if kind == "malformed":
             body["messages"] = "Hello"
         if kind == "unknown":
@@ -235,9 +238,9 @@ def test_soak(house, capsys):
     statuses = Counter(row["status"] for row in found)
     kinds = ", ".join(f"{statuses[status]} × {status}" for status in sorted(statuses))
     with capsys.disabled():
-        print(f"\nsoak: {REQUESTS} requests in {took:.1f} s, {len(found)} rows ({kinds}), at most {after['most']} at once "
-              f"(the engine saw {storm.busy.most}), greenlets {before['greenlets']} -> {after['greenlets']}, descriptors {len(files)} -> "
-              f"{len(descriptors(house))}, memory {memory / MB:.0f} -> {resident(house) / MB:.0f} MB")
+        print(f"\nsoak: {REQUESTS} requests in {took:.1f} s, {len(found)} rows ({kinds}), at most {after['most']} at "
+              f"once (the engine saw {storm.busy.most}), greenlets {before['greenlets']} -> {after['greenlets']}, "
+              f"descriptors {len(files)} -> {len(descriptors(house))}, memory {memory / MB:.0f} -> {resident(house) / MB:.0f} MB")
 
 
 def rest(gateway, before):
@@ -271,8 +274,8 @@ def check_row(row, kind, number, streams, outcome):
     assert row["status"] == status if status != 200 or whole else row["status"] >= 400, (row, outcome)
     if whole:
         said = figures(number)
-        assert [row["prompt_tokens"], row["completion_tokens"], row["cached_tokens"], row["reasoning_tokens"], row["counted"]] == \
-            [said["prompt_tokens"], said["completion_tokens"], number % 50, number % 3, "engine"]
+        assert [row[f"{name}_tokens"] for name in ("prompt", "completion", "cached", "reasoning")] == \
+            [said["prompt_tokens"], said["completion_tokens"], number % 50, number % 3] and row["counted"] == "engine"
         assert row["streamed"] == streams and row["first_ms"] is not None or not streams
     if kind in ("malformed", "unknown"):
         assert row["model"] == row["engine"] == "" and row["prompt_tokens"] is None
@@ -298,8 +301,8 @@ def test_twins(house):
     chance = random.Random(SEED)
     house.engine.always(lambda request: answer("whole", 1, request.json().get("stream", False), 0.004))
     with ThreadPoolExecutor(SLOTS // 2) as pool:
-        fates = list(pool.map(lambda plan: twins(house, *plan),
-                              [(n, chance.random() < 0.5, chance.uniform(0, 0.06), chance.random() < 0.5) for n in range(TWINS)]))
+        plans = [(n, chance.random() < 0.5, chance.uniform(0, 0.06), chance.random() < 0.5) for n in range(TWINS)]
+        fates = list(pool.map(lambda plan: twins(house, *plan), plans))
     idle(house)
     house.engine.wait_idle()
     assert fates.count(True) > TWINS / 4             # most were left in the middle of it
@@ -322,10 +325,9 @@ def twins(gateway, number, leaves_stream, patience, resets):
     with closing(other):
         status, whole, _ = outcome_of(other.answer())
     assert (status, whole) == (200, True)
-    mine, = rows(gateway.db, "id = ?", (f"twin-{number}-{streams}",))
+    mine = row_now(gateway.db, f"twin-{number}-{streams}")
     assert (mine["status"], mine["aborted"], mine["prompt_tokens"]) == (200, 0, 101)
-    wait_until(lambda: rows(gateway.db, "id = ?", (f"twin-{number}-{leaves_stream}",)), 5, what="the row of the twin that left")
-    other, = rows(gateway.db, "id = ?", (f"twin-{number}-{leaves_stream}",))
+    other = row_of(gateway.db, f"twin-{number}-{leaves_stream}", 5)
     assert (other["status"], other["aborted"]) in ((499, 1), (200, 0))
     return bool(other["aborted"])
 
@@ -424,7 +426,7 @@ def marked_bodies():
     tool = {"type": "function", "function": {"name": f"f_{MARK}", "description": MARK, "parameters": {MARK: {}}}}
     for streams in (True, False):
         yield PATH, {"messages": [text, image, called], "stream": streams, "tools": [tool], "user": MARK}, None, {}
-        yield f"{PATH}?q={MARK}", {"messages": [text], "stream": streams, MARK: MARK}, None, {"user-agent": MARK, "x-title": MARK}
+        yield f"{PATH}?q={MARK}", {"messages": [text], "stream": streams, MARK: MARK}, None, {"user-agent": MARK}
         yield PATH, {"messages": [text], "stream": streams, "model": MARK}, None, {}
         yield PATH, {"messages": [{"role": MARK, "content": MARK}], "stream": streams}, None, {}
         yield PATH, {"messages": [text], "stream": streams, "stop": MARK, "seed": MARK, "max_tokens": MARK}, None, {}
@@ -455,12 +457,12 @@ def marked_answers():
         ([*events[:3], f"data: {MARK}\n\n".encode()], [Head(framing=len(MARK), type=MARK), MARK.encode()]),
         ([*events[:3], Close()], [Head(framing=99), MARK.encode(), Close()]),
         ([sse(chunk({"content": [MARK]})), sse(chunk({}, MARK))], [Json({"choices": MARK, "usage": MARK})]),
-        ([sse({"choices": MARK, "usage": {MARK: MARK}})], [Json({"choices": [{"message": MARK}], "usage": {"prompt_tokens": MARK}})]),
+        ([sse({"choices": MARK, "usage": {MARK: MARK}})], [Json({"choices": [{"message": MARK}], "usage": {MARK: MARK}})]),
     ]
 
 
 def test_no_word_of_a_clients_is_kept(tmp_path, stock):
-    """Not in the database, not in the log: prompts, completions, tool arguments, images, model names, keys, paths, headers."""
+    """Neither in the database nor in the log: prompts, completions, tool arguments, images, model names, keys, addresses."""
     with Engine() as engine, started(engine, tmp_path, stock, max_active=2, keepalive=0.1, stall_timeout=1,
                                      answer_timeout=1) as gateway:
         answers, bodies = marked_answers(), list(marked_bodies())
