@@ -204,7 +204,7 @@ def test_a_null_penalty_does_not_hide_the_other_name():
 
 # ---- stream and its options
 
-@pytest.mark.parametrize("options, sent, usage", [
+@pytest.mark.parametrize("options, asked, usage", [
     (MISSING, {"include_usage": True}, False),
     (None, {"include_usage": True}, False),
     ({}, {"include_usage": True}, False),

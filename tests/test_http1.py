@@ -498,7 +498,7 @@ def test_a_stale_connection_is_tried_once_more(engine, pool, end):
     first_one(engine, pool)
     engine.play(end)
     engine.play(Json({"a": 1}))
-    answer = pool.post("/v1/x", b'{"b":2}', {"X-Request-Id": "id-1"})
+    answer = pool.post("/v1/x", [b'{"b":2}'], {"X-Request-Id": "id-1"})
     assert answer.all(5, 100) == b'{"a":1}'
     answer.close(whole=True)
     assert [request.connection for request in engine.requests] == [1, 1, 2]
@@ -564,7 +564,7 @@ def test_never_after_a_byte_came(engine, pool, some):
 def test_an_answer_before_the_request_was_read(engine, pool):
     """An engine that refuses a large body and closes: what it said counts."""
     engine.play(Early(), Json({"error": "too large"}, 413, {"Connection": "close"}))
-    answer = pool.post("/v1/x", b"x" * (1 << 20), {})
+    answer = pool.post("/v1/x", [b"x" * (1 << 20)], {})
     assert answer.all(5, 100) == b'{"error":"too large"}' and answer.status == 413
     answer.close()
 
@@ -760,7 +760,7 @@ def test_tls_to_a_port_that_speaks_none():
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(Off):
-            Pool(f"https://127.0.0.1:{listener.getsockname()[1]}").post("/v1/x", b"{}", {})
+            Pool(f"https://127.0.0.1:{listener.getsockname()[1]}").post("/v1/x", [b"{}"], {})
         thread.join(5)
 
 
@@ -769,7 +769,7 @@ def test_tls_that_is_cut_off_in_its_handshake():
         thread = threading.Thread(target=lambda: listener.accept()[0].close())
         thread.start()
         with pytest.raises(Off):
-            Pool(f"https://127.0.0.1:{listener.getsockname()[1]}").post("/v1/x", b"{}", {})
+            Pool(f"https://127.0.0.1:{listener.getsockname()[1]}").post("/v1/x", [b"{}"], {})
         thread.join(5)
 
 
