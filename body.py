@@ -1,4 +1,5 @@
 """A request's body: taken in piece by piece, within bounds, while other streams flow."""
+import secrets
 from collections import Counter
 from time import monotonic
 
@@ -7,8 +8,9 @@ from gevent import socket
 from gunicorn.http.errors import NoMoreData, ParseException
 
 from errors import BodyTimeout, ClientGone, InvalidRequest, Overloaded, RETRY_AFTER, TooLarge, UnsupportedEncoding
+from skeleton import Skeleton
 
-PIECE = 1 << 20                                     # bytes at a time
+PIECE = 1 << 18                                     # bytes at a time; a body of one piece is small
 SILENCE = 30                                        # seconds without a byte until a body counts as abandoned
 TURN = 0.02                                         # seconds for which a body lets streams go first, a piece
 LINGER = 2.0                                        # seconds for which the rest of a refused body is thrown away
@@ -42,6 +44,7 @@ class Body:
         self.encoding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
         self.chunked = "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower()
         self.length = int(environ.get("CONTENT_LENGTH") or 0)
+        self.skeleton = None
         self.pending, self.begun = self.chunked or self.length > 0, False
 
     @property
@@ -50,26 +53,46 @@ class Body:
         return self.pending and (self.begun or self.chunked or self.length > SMALL)
 
     def read(self, key):
-        """All of it, as a bytearray, on the account of a key (its id). Raises Refusal, ClientGone."""
+        """Its text, on the account of a key (its id); of a large one the skeleton, see `restore`. Raises Refusal, ClientGone."""
         self.key = key
         if self.encoding not in ("", "identity"):
             raise UnsupportedEncoding("send the body as it is, without Content-Encoding", "Content-Encoding")
         if self.length > self.most:
             raise self.too_large()
         self.hold(self.length)
-        self.begun, data = True, bytearray()
-        while piece := self.piece(min(PIECE, self.most + 1 - len(data))):
-            data += piece
-            if len(data) > self.most:
+        self.begun, size, first = True, 0, b""
+        while piece := self.piece(self.step(size)):
+            size += len(piece)
+            if size > self.most:
                 raise self.too_large()
-            self.hold(len(data) - self.held)
-            if len(piece) >= PIECE:
-                with gevent.Timeout(TURN, False):
-                    gevent.idle()                   # streams first, but not for ever; sleep(0) would let them wait twice as long
+            self.hold(size - self.held)
+            if size <= PIECE:
+                first += piece
+            else:
+                self.take(piece, first)
         self.pending = False
-        if len(data) < self.length:
+        if size < self.length:
             raise ClientGone
-        return data
+        return self.skeleton.text() if self.skeleton else first
+
+    def step(self, size):
+        """How much to read after `size` bytes: up to the first byte too many, and never under the 1 KB that gunicorn reads
+        at least, or it would wait for more than that byte."""
+        left = self.most + 1 - size
+        return left if left <= PIECE + 1024 else PIECE
+
+    def take(self, piece, first):
+        """A piece of a large body; streams go first, but not for ever (sleep(0) would let them wait twice as long)."""
+        if self.skeleton is None:
+            self.skeleton = Skeleton(secrets.token_hex(8))
+            self.skeleton.feed(first)
+        self.skeleton.feed(piece)
+        with gevent.Timeout(TURN, False):
+            gevent.idle()
+
+    def restore(self, parts):
+        """Parts made from the text, with what was left out of it."""
+        return self.skeleton.restore(b"".join(parts)) if self.skeleton else parts
 
     def piece(self, size):
         self.sock.settimeout(SILENCE)
@@ -87,7 +110,7 @@ class Body:
             self.sock.settimeout(None)
 
     def too_large(self):
-        most = f"{self.most / PIECE:.4g} MB" if self.most >= PIECE else f"{self.most} bytes"
+        most = f"{self.most / (1 << 20):.4g} MB" if self.most >= 1 << 20 else f"{self.most} bytes"
         return TooLarge(f"the body is over {most}; shrink embedded images or send fewer of them")
 
     def hold(self, size):

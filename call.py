@@ -133,7 +133,11 @@ class Call:
     def send(self):
         self.answer = self.desk.fleet.send(self.ask, self.id)
         self.ask.body = None
-        self.body.release()
+        self.body.skeleton = None
+        if self.answer.sender:                      # a large body is still on its way
+            self.answer.sender.link(lambda _: self.body.release())
+        else:
+            self.body.release()
         return self.answer
 
     # -- the end

@@ -125,6 +125,7 @@ def serve(desk, dialect):
     body = call.body.read(call.key.id)
     call.attend()
     ask = dialect.read(body, desk.fleet.view(call.key))
+    ask.body = call.body.restore(ask.body)
     del body
     if ask.stream is None:
         body = calls.plain(call, ask, dialect.write)
