@@ -38,6 +38,7 @@ from stream import dumps
 from upstream import Fleet
 
 log = logging.getLogger("sparks")
+DIALECTS = {"/v1/chat/completions": chat}           # the routes that ask a model, and who reads them
 PIECE = 1 << 16                                     # bytes of a plain answer in one write
 STREAM_HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
 HELP_HEADERS = {"Vary": "Accept", "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
@@ -50,10 +51,11 @@ def create_app(desk, keyring, metrics):
     """The Flask app over a Desk, a Keyring and Metrics."""
     app = Flask(__name__, static_folder=None)
     app.url_map.strict_slashes = app.url_map.merge_slashes = False      # a redirect would be HTML
+    completions = {path: lambda dialect=dialect: serve(desk, dialect) for path, dialect in DIALECTS.items()}
     views = {
+        **completions,
         "/v1/models": lambda: list_models(desk),
         "/v1/models/{id}": lambda id: one_model(desk, id),
-        "/v1/chat/completions": lambda: serve(desk, chat),
         "/help": lambda: show_help(desk),
         "/llms.txt": lambda: show_help(desk),
         "/v1/usage": lambda: own_usage(desk),

@@ -229,6 +229,9 @@ def plain(value):
 PIECE = re.compile(rb'"(content|reasoning|reasoning_content)":"((?!")[^"\\]*(?:\\.[^"\\]*)*)"')
 
 
+SIGNS = (b'"tool_calls"', b'"role"', b'"usage"', b'"error"')     # of an event that says more than a text
+
+
 class Shape:
     """What all events of one kind have in common: an engine's chunks differ in their text alone.
 
@@ -290,9 +293,7 @@ class ChatStream:
         if shape is not None and not events.rest:   # the hot path: one more event like the last one
             text = shape.text(data)
             if text is not None:
-                self.tokens += 1
-                self.thoughts += shape.thought
-                return data if shape.joints is None else text.join(shape.joints)
+                return self.say(data, text)
         out = []
         for event in events.feed(data):
             if self.over:
@@ -341,25 +342,26 @@ class ChatStream:
             return None
         event += b"\n\n"
         text = self.shape.text(event)
-        if text is None:
-            return None
+        return None if text is None else self.say(event, text)
+
+    def say(self, event, text):
+        """The client's bytes for an event of the present shape with this text."""
+        shape = self.shape
         self.tokens += 1
-        self.thoughts += self.shape.thought
-        return event if self.shape.joints is None else text.join(self.shape.joints)
+        self.thoughts += shape.thought
+        return event if shape.joints is None else text.join(shape.joints)
 
     def quick(self, event):
         """The event for the client where bytes tell enough, else None."""
         if not (self.one and event.startswith(b"data: {") and b'"finish_reason":null' in event
-                and (self.settled or b'"content":' not in event) and b'"tool_calls"' not in event
-                and b'"role"' not in event and b'"usage"' not in event and b'"error"' not in event and b"\n" not in event and sound(event)):
+                and (self.settled or b'"content":' not in event) and b"\n" not in event
+                and not any(sign in event for sign in SIGNS) and sound(event)):
             return None
         found = PIECE.search(event)
         if not found or event.count(b'"reasoning') + event.count(b'"content"') > 1:
             return None
         self.shape = Shape(event, found, self.raw_names)
-        self.tokens += 1
-        self.thoughts += self.shape.thought
-        return found[2].join(self.shape.joints) if self.shape.joints else event + b"\n\n"
+        return self.say(event + b"\n\n", found[2])
 
     def look(self, event):
         """The event for the client, parsed; empty where there is nothing to say."""
@@ -397,7 +399,11 @@ class ChatStream:
             changed = True
         if self.one:
             self.settled = all(choice.lead.settled for choice in self.choices.values()) and bool(self.choices)
-        if changed or any(empty) or b"\n" in data or not sound(data):
+        return self.give(chunk, data, changed or any(empty))
+
+    def give(self, chunk, data, changed):
+        """The client's bytes for a chunk that was looked into, and the data it came as."""
+        if changed or b"\n" in data or not sound(data):
             return data_event(chunk)
         return b"data: " + data + b"\n\n"
 
@@ -453,6 +459,47 @@ class ChatStream:
             if not content and "role" not in delta:
                 del delta["content"]
         return rename(delta, self.names, reasoning) or changed
+
+
+class PieceStream(ChatStream):
+    """A stream for an API with events of its own, over the same reading and mending. A dialect writes the events:
+
+        text(kind, text) -> bytes       kind "reasoning" or "text"; text is the inside of a JSON string, as bytes
+        piece(kind, value) -> bytes     "tool": a tool call's delta; "finish": the reason; "usage": the engine's figures
+        end(), fail(error), alive()     as for every stream
+    """
+
+    def __init__(self):
+        super().__init__(("reasoning",), usage=True)
+
+    def say(self, event, text):
+        thought = self.shape.thought
+        self.tokens += 1
+        self.thoughts += thought
+        return self.text("reasoning" if thought else "text", text)
+
+    def give(self, chunk, data, changed):
+        out = [self.one_piece(kind, value) for choice in choices_of(chunk) for kind, value in pieces_of(choice)]
+        if isinstance(chunk.get("usage"), dict):
+            out.append(self.piece("usage", chunk["usage"]))
+        return b"".join(out)
+
+    def one_piece(self, kind, value):
+        return self.text(kind, dumps(value)[1:-1]) if kind in ("reasoning", "text") else self.piece(kind, value)
+
+
+def pieces_of(choice):
+    """What a mended choice of a chunk says, in order: (kind, value)."""
+    delta = choice["delta"]
+    for kind, name in (("reasoning", "reasoning"), ("text", "content")):
+        if isinstance(delta.get(name), str) and delta[name]:
+            yield kind, delta[name]
+    calls = delta.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        if isinstance(call, dict):
+            yield "tool", call
+    if choice.get("finish_reason"):
+        yield "finish", choice["finish_reason"]
 
 
 def choices_of(answer):
