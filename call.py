@@ -228,7 +228,7 @@ def relay(call, ask):
         if not begun:
             raise fault from None
         last = stream.fail(fault)
-    call.settle(fault.status if fault else 200, fault, whole=not fault)
+    call.settle(fault.status if fault else 200, fault, whole=not fault and (stream.done or answer.ended))
     yield last
 
 
@@ -240,7 +240,9 @@ def first_events(answer, stream, settings, since):
         data = answer.read(left)
         if data is None:
             break
-        if answer.status != 200 or not is_stream(answer, data):
+        if answer.streams is None:                  # its first bytes tell
+            answer.streams = answer.status == 200 and is_stream(answer, data)
+        if not answer.streams:
             return unstreamed(answer, stream, data, settings, since)
         events = stream.feed(data)
         if events:

@@ -262,6 +262,7 @@ class Answer:
         self.pool, self.request = pool, request
         self.status = self.headers = self.framing = None
         self.buffer, self.keeps, self.closed = b"", False, False
+        self.streams = None                         # whether its body is events; for whoever reads it to say
         self.heads = 0                              # bytes that have come before the end of the head
         self.connection, self.sender = pool.take(), None
         try:

@@ -82,8 +82,11 @@ class Worker(GeventWorker):
             self.handle_quit(sig, frame)
 
     def handle_quit(self, sig, frame):
+        gevent.spawn(self.quit, sig, frame)         # not in the signal's handler: it waits
+
+    def quit(self, sig, frame):
         self.on_quit()
-        super().handle_quit(sig, frame)
+        AsyncWorker.handle_quit(self, sig, frame)
 
     def timeout_ctx(self):
         return Waiting(self)

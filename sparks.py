@@ -5,11 +5,14 @@
 from gevent import monkey
 monkey.patch_all()                                  # before any other import: what they bind must be patched already
 
+import os
+for name in ("SCRIPT_NAME", "PROMETHEUS_MULTIPROC_DIR"):    # libraries read them, some while they are imported
+    os.environ.pop(name, None)
+
 import argparse
 import hmac
 import ipaddress
 import logging
-import os
 import sys
 from itertools import chain
 from time import time
@@ -231,8 +234,6 @@ def from_werkzeug(error):
 # ---- the start
 
 def main(arguments=None):
-    for name in ("SCRIPT_NAME", "PROMETHEUS_MULTIPROC_DIR"):    # others read them, and would not serve as expected
-        os.environ.pop(name, None)
     parser = argparse.ArgumentParser(prog="sparks", description="Start the gateway. Settings: sparks.example.toml.")
     parser.add_argument("--local", action="store_true", help="serve a small model on this machine")
     parser.add_argument("--reload", action="store_true", help="let a running gateway read sparks.toml again")
