@@ -41,6 +41,7 @@ class Account:
         self.limits, self.active, self.waiting = NONE, 0, 0
         self.turn = 0                                       # when it was last granted a slot, counted in grants
         self.requests, self.tokens = deque(), deque()       # moments; (moment, count)
+        self.minute = 0                                     # the sum of these counts
         self.day, self.month = Budget(day_of), Budget(month_of)
 
     def busy(self):
@@ -51,14 +52,12 @@ class Account:
         while self.requests and self.requests[0] <= now - MINUTE:
             self.requests.popleft()
         while self.tokens and self.tokens[0][0] <= now - MINUTE:
-            self.tokens.popleft()
-
-    def minute_tokens(self):
-        return sum(count for _, count in self.tokens)
+            self.minute -= self.tokens.popleft()[1]
 
     def spend(self, tokens, now):
         if tokens:
             self.tokens.append((now, tokens))
+            self.minute += tokens
             self.day.add(tokens, now)
             self.month.add(tokens, now)
 
@@ -67,11 +66,11 @@ class Budget:
     """Tokens of a calendar period (UTC), which `period` gives the beginning of."""
 
     def __init__(self, period):
-        self.period, self.begun, self.count = period, None, 0
+        self.period, self.begun, self.end, self.count = period, 0, 0, 0
 
     def used(self, now):
-        if self.begun != self.period(now)[0]:
-            self.begun, self.count = self.period(now)[0], 0
+        if not self.begun <= now < self.end:
+            (self.begun, self.end), self.count = self.period(now), 0
         return self.count
 
     def add(self, tokens, now):
@@ -116,7 +115,10 @@ class Gate:
         return sum(account.waiting for account in self.accounts.values())
 
     def account(self, key):
-        return self.accounts.setdefault(key, Account())
+        account = self.accounts.get(key)
+        if account is None:
+            account = self.accounts[key] = Account()
+        return account
 
     def begin(self, key, day, month, now):
         """What a key has used today and this month already, before a restart."""
@@ -129,7 +131,8 @@ class Gate:
         """A request of `key` for `model`. Returns (Ticket, granted); raises a Refusal, which counts nothing."""
         if self.closed:
             raise ShuttingDown("the gateway is restarting; try again shortly", retry_after=5)
-        lane, account = self.lanes.setdefault(model, Lane()), self.account(key)
+        lane = self.lanes.get(model) or self.lanes.setdefault(model, Lane())
+        account = self.account(key)
         account.limits = limits
         if lane.active >= self.slots or account.busy():
             self.check_queue(account, lane, now)
@@ -168,7 +171,7 @@ class Gate:
         if limits.requests_per_minute is not None and len(account.requests) >= limits.requests_per_minute:
             at = account.requests[-limits.requests_per_minute] + MINUTE
             raise spent("requests a minute", limits.requests_per_minute, len(account.requests), at, now)
-        used = account.minute_tokens()
+        used = account.minute
         if limits.tokens_per_minute is not None and used >= limits.tokens_per_minute:
             raise spent("tokens a minute", limits.tokens_per_minute, used, self.ebb(account, used), now)
         for name, limit, budget in (("today", limits.tokens_per_day, account.day),
@@ -252,7 +255,7 @@ class Gate:
         oldest = account.requests[0] if account.requests else None
         headers = window("requests", limits.requests_per_minute, len(account.requests), oldest, now)
         oldest = account.tokens[0][0] if account.tokens else None
-        return {**headers, **window("tokens", limits.tokens_per_minute, account.minute_tokens(), oldest, now)}
+        return {**headers, **window("tokens", limits.tokens_per_minute, account.minute, oldest, now)}
 
 
 def window(kind, limit, used, oldest, now):

@@ -7,6 +7,7 @@ import logging
 import sqlite3
 from collections import deque
 from datetime import datetime, timezone
+from functools import lru_cache
 from time import monotonic, time
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ STEP = 500                                          # rows written or deleted in
 MOST_TOKENS = 1 << 40                               # of one request; more is no figure, and would break the sums
 MINUTE, DAY = 60, 86400                             # seconds
 
+FAULTS = (sqlite3.Error, peewee.DatabaseError, OSError)     # of the database: locked, full, gone
 TOTALS = ("requests", "ok", "errors", "aborted", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 
 
@@ -78,7 +80,12 @@ ADD = (f"INSERT INTO day (day, key_id, model, {', '.join(TOTALS)}) VALUES ({', '
 
 def day_of(moment):
     """The day of an epoch moment, UTC, as 2026-11-29."""
-    return datetime.fromtimestamp(moment, timezone.utc).strftime("%Y-%m-%d")
+    return day_name(int(moment // DAY))
+
+
+@lru_cache(8)
+def day_name(number):
+    return datetime.fromtimestamp(number * DAY, timezone.utc).strftime("%Y-%m-%d")
 
 
 def totals_of(row):
@@ -109,7 +116,7 @@ class Ledger:
         try:
             self.commit(min(STEP, len(self.waiting)))
             self.troubled = False
-        except (peewee.DatabaseError, OSError) as error:
+        except FAULTS as error:
             self.troubled = True
             self.complain(error)
         except Exception:                           # one row that cannot be written must not hold up the others
@@ -132,7 +139,7 @@ class Ledger:
                 except (ValueError, TypeError, OverflowError):
                     self.waiting.popleft()
                     self.lost += 1
-        except (peewee.DatabaseError, OSError) as error:
+        except FAULTS as error:
             self.complain(error)
 
     def complain(self, error):
@@ -169,7 +176,7 @@ class Ledger:
     def checkpoint(self):
         try:
             gevent.get_hub().threadpool.apply(checkpoint, (self.settings.db,))
-        except (sqlite3.Error, OSError) as error:
+        except FAULTS as error:
             self.complain(error)
 
     def prune(self, before):
@@ -193,10 +200,10 @@ def is_lock(error):
 
 def commit(rows):
     """Rows and totals in one transaction, with no switch in between."""
-    with transaction():
+    with transaction() as execute:
         for row in rows:
-            database.execute_sql(INSERT, row)
-            database.execute_sql(ADD, (day_of(row.started), row.key_id, row.model, *totals_of(row)))
+            execute(INSERT, row)
+            execute(ADD, (day_of(row.started), row.key_id, row.model, *totals_of(row)))
 
 
 # ---- reading

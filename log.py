@@ -3,6 +3,8 @@ import json
 import logging
 import os
 from datetime import datetime, timezone
+from functools import lru_cache
+from time import time
 
 from gevent import monkey
 
@@ -12,18 +14,25 @@ real_poll = monkey.get_original("select", "poll")
 
 
 STDOUT = 1
+FORM = {"json": False}                              # the setting `log`
 
 
 def say(text):
     """Write a line to stdout, or drop it where that would wait: nobody reads the pipe, or the disk is full."""
     try:
-        data, poller = (text + "\n").encode("utf-8", "backslashreplace"), real_poll()
-        poller.register(STDOUT, READY)
+        data, poller = (text + "\n").encode("utf-8", "backslashreplace"), stdout_poller()
         for at in range(0, len(data), MOST):
             if poller.poll(0):
                 os.write(STDOUT, data[at:at + MOST])
     except OSError:                                 # nowhere to say it
         pass
+
+
+@lru_cache
+def stdout_poller():
+    poller = real_poll()
+    poller.register(STDOUT, READY)
+    return poller
 
 
 class Lines(logging.Handler):
@@ -34,19 +43,18 @@ class Lines(logging.Handler):
             pass
 
 
-class Words(logging.Formatter):
-    """Other lines, tracebacks included, in the form of the setting."""
+def line(fields):
+    return json.dumps(fields, ensure_ascii=False) if FORM["json"] else logfmt(fields)
 
-    def __init__(self, form):
-        super().__init__()
-        self.form = form
+
+class Words(logging.Formatter):
+    """Whatever is not a request, tracebacks included."""
 
     def format(self, record):
-        fields = getattr(record, "fields", None) or {"level": record.levelname.lower(), "message": record.getMessage()}
+        fields = {"time": now(record.created), "level": record.levelname.lower(), "message": record.getMessage()}
         if record.exc_info:
-            fields = {**fields, "traceback": self.formatException(record.exc_info)}
-        fields = {"time": now(record.created), **fields}
-        return json.dumps(fields, ensure_ascii=False) if self.form == "json" else logfmt(fields)
+            fields["traceback"] = self.formatException(record.exc_info)
+        return line(fields)
 
 
 def now(epoch):
@@ -66,8 +74,9 @@ def quoted(value):
 
 def set_up(form):
     """All logging to stdout, as "logfmt" or "json"."""
+    FORM["json"] = form == "json"
     handler = Lines()
-    handler.setFormatter(Words(form))
+    handler.setFormatter(Words())
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     logging.getLogger("urllib3").setLevel(logging.ERROR)
 
@@ -77,4 +86,4 @@ def note(row, key):
     fields = {"id": row.id, "key": key.name if key else None, "route": row.route, "model": row.model or None, "status": row.status,
               "error": row.error, "queued_ms": row.queued_ms, "first_ms": row.first_ms, "ms": row.total_ms,
               "prompt": row.prompt_tokens, "completion": row.completion_tokens}
-    logging.getLogger("sparks").info("request", extra={"fields": {k: v for k, v in fields.items() if v is not None}})
+    say(line({"time": now(time()), **{name: value for name, value in fields.items() if value is not None}}))

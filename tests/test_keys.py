@@ -311,7 +311,7 @@ def test_locked_file_is_one_line(run, db):
     finally:
         writer.close()
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("Error: SPARKS_DB: ") and "locked" in done.stderr and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("Error: ") and "locked" in done.stderr and done.stderr.count("\n") == 1
     assert listed(run) == [("alice", True)]
 
 
