@@ -74,6 +74,27 @@ def test_client_leaves(front, llama):
     assert time.monotonic() - began < 1
 
 
+def test_client_leaves_the_queue(llama, stock, tmp_path):
+    """One slot: who waits for it and leaves never reaches the engine."""
+    from conftest import Gateway
+    from test_limits import gauge
+    front = Gateway(tmp_path, llama, stock, max_active=1, keepalive=0.2)
+    try:
+        front.wait_alive().wait_ready()
+        first, second = front.client().open(), front.client().open()
+        first.start("POST", PATH, ask(stream=True, max_tokens=3500))
+        wait(lambda: busy(llama) == 1)
+        second.start("POST", PATH, ask(stream=True, max_tokens=3500))
+        wait(lambda: gauge(front, "sparks_queued ") == 1)
+        second.close()
+        wait(lambda: gauge(front, "sparks_queued ") == 0, 1)
+        first.close()
+        wait(lambda: busy(llama) == 0, 1)
+    finally:
+        front.stop()
+    front.check_log()
+
+
 def wait(true, seconds=5):
     end = time.monotonic() + seconds
     while not true():

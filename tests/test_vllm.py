@@ -156,6 +156,28 @@ def test_client_leaves_midway(front, vllm, streams):
     idle_within(vllm, 3)                              # 0.3 s on a quiet machine
 
 
+def test_client_leaves_the_queue(vllm, stock, tmp_path):
+    """One slot: who waits for it and leaves never reaches the engine."""
+    from conftest import Gateway, wait_until
+    from test_limits import gauge as own
+    front = Gateway(tmp_path, vllm, stock, max_active=1, keepalive=0.2)
+    try:
+        front.wait_alive().wait_ready()
+        first, second = front.client(timeout=60).open(), front.client(timeout=60).open()
+        first.start("POST", PATH, ask("say @long", stream=True, max_tokens=20_000))
+        wait_for_work(vllm)
+        second.start("POST", PATH, ask("say @long", stream=True, max_tokens=20_000))
+        wait_until(lambda: own(front, "sparks_queued ") == 1, 5)
+        second.close()
+        wait_until(lambda: own(front, "sparks_queued ") == 0, 1)
+        assert gauge(vllm, "num_requests_running") + gauge(vllm, "num_requests_waiting") == 1
+        first.close()
+        idle_within(vllm, 3)
+    finally:
+        front.stop()
+    front.check_log()
+
+
 def wait_for_work(vllm):
     end = time.monotonic() + 20
     while not gauge(vllm, "num_requests_running"):
