@@ -282,7 +282,7 @@ class Answer:
     def send(self):
         """Send the request; a large body goes on in a greenlet of its own, while whoever waits for the answer waits."""
         head, *body = self.request
-        self.sock.settimeout(SEND_TIMEOUT)
+        self.sock.settimeout(None)                  # sending and reading have their own times, at the same time
         if sum(map(len, body)) < READ:
             send(self.connection.layer, [b"".join((head, *body))])
         else:
@@ -342,14 +342,12 @@ class Answer:
 
     def receive(self, seconds):
         """Bytes of the connection, b"" at its end. Raises Silent."""
-        self.sock.settimeout(max(seconds, 0.001))
+        decode = self.connection.layer.decode
         try:
-            while data := self.sock.recv(READ):
-                decode = self.connection.layer.decode
-                if plain := decode(data) if decode else data:       # a TLS record may hold nothing for us
-                    return plain
-        except TimeoutError:
-            raise Silent from None
+            with gevent.Timeout(max(seconds, 0.001), Silent):
+                while data := self.sock.recv(READ):
+                    if plain := decode(data) if decode else data:   # a TLS record may hold nothing for us
+                        return plain
         except OSError:
             pass
         return b""
@@ -417,7 +415,8 @@ def send(layer, parts):
     try:
         for part in parts:
             for at in range(0, len(part), PIECE):
-                layer.send(part[at:at + PIECE])
+                with gevent.Timeout(SEND_TIMEOUT, TimeoutError):
+                    layer.send(part[at:at + PIECE])
     except OSError:
         pass
 

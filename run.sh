@@ -18,6 +18,7 @@ Sparks, the front door of a model served by vLLM.
   ./run.sh test --vllm     run the tests against real vLLM on the CPU (installs it: some minutes, 2.5 GB)
   ./run.sh test --soak     run the long storm of requests: thousands, aborted at random
   ./run.sh test --wheels   check that every pinned package has a wheel for x86-64 and aarch64, Python 3.11 to 3.13
+  ./run.sh bench [...]     measure what the gateway costs, beside nginx; bench/README.md says how to read it
   ./run.sh --help          show this
 
 The first start makes .venv with the packages pinned in requirements.txt; later ones follow when these or Python change.
@@ -138,6 +139,7 @@ case ${1-} in
   reload) alone "$@"; prepare gateway; exec "$python" "$home/sparks.py" --reload ;;
   keys) prepare gateway; exec "$python" "$home/keys.py" "${@:2}" ;;
   test) test_with "${@:2}" ;;
+  bench) prepare gateway; cd "$home"; exec "$python" -m bench "${@:2}" ;;
   -h | --help) alone "$@"; help ;;
   *) fail "there is no '$1'; ./run.sh --help explains what there is" 2 ;;
 esac
