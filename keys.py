@@ -479,8 +479,9 @@ def moment(epoch):
 def row_line(row):
     tokens = f"{row['prompt_tokens'] if row['prompt_tokens'] is not None else '?'}+{row['completion_tokens'] or 0}"
     word = "aborted" if row["aborted"] else row["error"] or "ok"
-    return (f"{moment(row['started'])}  {row['id']}  {row['key'] or '?'}  {row['model'] or '-'}  {row['route']}  {row['status']}  "
-            f"{word}  {row['total_ms']} ms  {tokens} tokens")
+    words = (moment(row["started"]), row["id"], row["key"] or "?", row["model"] or "-", row["route"], row["status"], word,
+             f"{row['total_ms']} ms", f"{tokens} tokens")
+    return "  ".join(map(str, words))
 
 
 @cli.command()

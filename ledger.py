@@ -145,7 +145,8 @@ class Ledger:
     def complain(self, error):
         if monotonic() - self.complained > COMPLAIN and not (is_lock(error) and len(self.waiting) < 2):
             self.complained = monotonic()
-            log.error("the ledger cannot be written (%s): %d rows wait in memory, %d were lost", error, len(self.waiting), self.lost)
+            log.error("the ledger cannot be written (%s): %d rows wait in memory, %d were lost",
+                      error, len(self.waiting), self.lost)
 
     # -- upkeep
 
@@ -223,9 +224,9 @@ def usage(group, key_ids=None, since=None):
     if since:
         where.append("day >= ?")
         values.append(since)
-    names = [*group, *TOTALS]
-    columns = [*group, *(f"SUM({name})" for name in TOTALS)]
-    sql = f"SELECT {', '.join(columns)} FROM day WHERE {' AND '.join(where)} GROUP BY {', '.join(group)} ORDER BY {', '.join(group)}"
+    names, by = [*group, *TOTALS], ", ".join(group)
+    columns = ", ".join([*group, *(f"SUM({name})" for name in TOTALS)])
+    sql = f"SELECT {columns} FROM day WHERE {' AND '.join(where)} GROUP BY {by} ORDER BY {by}"
     return [dict(zip(names, row)) for row in database.execute_sql(sql, values).fetchall()]
 
 

@@ -9,7 +9,7 @@ from time import monotonic
 from gevent import get_hub
 from gevent.event import AsyncResult
 
-from errors import ClientGone, UpstreamError, UpstreamTimeout
+from errors import ClientGone, UpstreamTimeout
 
 READABLE, WRITABLE = 1, 2
 READ = 65536                                        # bytes a read

@@ -143,8 +143,9 @@ class Application(BaseApplication):
     def load_config(self):
         for name, value in {
             "bind": self.settings.bind, "workers": 1, "worker_class": Worker, "worker_connections": CONNECTIONS,
-            "keepalive": KEEPALIVE, "timeout": HANG, "graceful_timeout": int(self.settings.drain + GRACE), "control_socket_disable": True,
-            "limit_request_field_size": 16380, "forwarder_headers": "", "secure_scheme_headers": {}, "loglevel": "warning", "proc_name": "sparks",
+            "keepalive": KEEPALIVE, "timeout": HANG, "graceful_timeout": int(self.settings.drain + GRACE),
+            "control_socket_disable": True, "limit_request_field_size": 16380, "loglevel": "warning", "proc_name": "sparks",
+            "forwarder_headers": "", "secure_scheme_headers": {},      # headers of a client's are no word of a proxy's
         }.items():
             self.cfg.set(name, value)
 

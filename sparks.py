@@ -33,7 +33,7 @@ import settings as settings_module
 from admission import Gate
 from database import database, open_database
 from dialects import chat
-from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound, Refusal, SettingsError, error_body
+from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound, SettingsError, error_body
 from metrics import Metrics
 from pages import help as help_page
 from routes import ROUTES

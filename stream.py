@@ -17,7 +17,7 @@ import re
 
 import orjson
 
-from errors import Refusal, UpstreamError, error_body, from_engine
+from errors import UpstreamError, error_body, from_engine
 
 DONE = b"data: [DONE]\n\n"
 BOM = b"\xef\xbb\xbf"

@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass
 
 import hypothesis
-import orjson
 import pytest
 from hypothesis import strategies as st
 

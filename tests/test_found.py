@@ -10,8 +10,8 @@ import time
 import pytest
 
 from conftest import ROOT, add_key, clean_environment, wait_until
-from engine import Close, Dribble, End, Hang, Head, Json, Pause, Raw, Send, Wait, chat_chunks, chunk, completion, sse
-from test_chat import HELLO, PATH, deltas, failure, text_of
+from engine import Close, Hang, Head, Json, Pause, Raw, Send, chat_chunks, chunk, completion, sse
+from test_chat import HELLO, PATH, failure, text_of
 from test_limits import gauge
 
 
