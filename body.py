@@ -10,7 +10,8 @@ from gunicorn.http.errors import NoMoreData, ParseException
 from errors import BodyTimeout, ClientGone, InvalidRequest, Overloaded, RETRY_AFTER, TooLarge, UnsupportedEncoding
 from skeleton import Skeleton
 
-PIECE = 1 << 18                                     # bytes at a time; a body of one piece is small
+PIECE = 1 << 18                                     # bytes at a time
+LARGE = 2 << 20                                     # bytes up to which a body is parsed as it is
 SILENCE = 30                                        # seconds without a byte until a body counts as abandoned
 TURN = 0.02                                         # seconds for which a body lets streams go first, a piece
 LINGER = 2.0                                        # seconds for which the rest of a refused body is thrown away
@@ -60,13 +61,13 @@ class Body:
         if self.length > self.most:
             raise self.too_large()
         self.hold(self.length)
-        self.begun, size, first = True, 0, b""
+        self.begun, size, first = True, 0, bytearray()
         while piece := self.piece(self.step(size)):
             size += len(piece)
             if size > self.most:
                 raise self.too_large()
             self.hold(size - self.held)
-            if size <= PIECE:
+            if size <= LARGE:
                 first += piece
             else:
                 self.take(piece, first)
@@ -85,7 +86,8 @@ class Body:
         """A piece of a large body; streams go first, but not for ever (sleep(0) would let them wait twice as long)."""
         if self.skeleton is None:
             self.skeleton = Skeleton(secrets.token_hex(8))
-            self.skeleton.feed(first)
+            self.skeleton.feed(bytes(first))
+            first.clear()
         self.skeleton.feed(piece)
         with gevent.Timeout(TURN, False):
             gevent.idle()
