@@ -4,6 +4,8 @@ import threading
 import time
 
 import pytest
+import requests
+import sseclient
 
 from engine import (Close, Dribble, Early, End, Hang, Head, Json, Pause, Raw, Reset, Send, Wait, chat_chunks, chunk,
                     completion, died, llama_chunks, refusal, sse)
@@ -129,6 +131,16 @@ def test_stream(shared):
     assert "".join(delta.get("content") or "" for delta in found) == "Yes indeed"
     assert [delta for delta in found if "reasoning" in delta] == [{"reasoning": "Ok", "reasoning_content": "Ok"}]
     assert answer.complete and shared.engine.requests[-1].json()["stream_options"] == {"include_usage": True}
+
+
+def test_another_reader_of_events_agrees(shared):
+    """requests and sseclient, which know nothing of ours."""
+    shared.engine.play(*chat_chunks("Grüße, \u2028 Welt", reasoning="Hm", usage=True))
+    with requests.post(shared.url + PATH, json=stream(), headers={"Authorization": f"Bearer {shared.key}"}, stream=True,
+                       timeout=20) as answer:
+        events = [event.data for event in sseclient.SSEClient(answer.raw.stream(65536)).events()]
+    assert events[-1] == "[DONE]"
+    assert "".join(json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1]) == "Grüße, \u2028 Welt"
 
 
 @pytest.mark.parametrize("wanted", [True, False, None])
