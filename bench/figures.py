@@ -51,14 +51,14 @@ class Figure:
         return value >= mark if self.least else value <= mark
 
     def verdict(self, value):
-        """"aim", "holds", "missed by N %", or "" where there is nothing to say."""
+        """One of "aim", "holds", "missed by N %"; nothing where there is nothing to say."""
         if value is None or self.bar is None:
             return ""
         if self.aim is not None and self.reaches(value, self.aim):
             return "aim"
         if self.reaches(value, self.bar):
             return "holds"
-        return f"missed by {abs(value / self.bar - 1) * 100:.0f} %" if self.bar else "MISSED"
+        return f"missed by {abs(value / self.bar - 1) * 100:.2g} %" if self.bar else "missed"
 
 
 BARS = [

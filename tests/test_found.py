@@ -226,7 +226,8 @@ def test_a_stream_is_kept_alive_while_its_body_goes_to_the_engine(gateway, engin
 
 def worker(pid):
     """The gateway's worker process."""
-    return int(subprocess.check_output(["pgrep", "-P", str(pid)]).split()[0])
+    with open(f"/proc/{pid}/task/{pid}/children") as children:
+        return int(children.read().split()[0])
 
 
 @pytest.mark.parametrize("body, code", [(b"[" + b"[]," * 1_200_000 + b"1]", 400),
