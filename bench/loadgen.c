@@ -6,9 +6,10 @@
  * Each of `conns` connections (1) sends the file's bytes, reads the answer whole and begins again, until `secs` (3) have
  * passed or `requests` were sent; what is open then has `grace` seconds (30). `ramp` is the time over which the first
  * requests are begun: at even distances, so that paced streams fall into step with each other where a distance divides
- * their pace, or, with `spread`, at moments that don't repeat. With `sse` the answer is read as events: a data line with " w@" and 16 digits is a token that was sent at that moment of
- * CLOCK_MONOTONIC (us); a stream with another number of them than `tokens`, or without a last event, is counted as cut.
- * `window` limits gaps, relay times and window_tokens to these seconds. Times are microseconds. */
+ * their pace, or, with `spread`, at random. With `sse` the answer is read as events: a data line with " w@" and 16
+ * digits is a token that was sent at that moment of CLOCK_MONOTONIC (us); a stream with another number of them than
+ * `tokens`, or without a last event, is counted as cut. `window` limits gaps, relay times and window_tokens to these
+ * seconds. Times are microseconds. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -247,26 +248,29 @@ static void on_event(struct connection *c, uint32_t events) {
 
 /* ---- the run */
 
-/* Begin what is due; returns whether anything is still to do. */
-static int start_due(struct connection *all) {
-  int alive = 0;
+/* Begin what is due. Returns the moment at which the next is, UINT64_MAX if none is to come, 0 if all is done. */
+static uint64_t start_due(struct connection *all) {
+  uint64_t next = 0;
   for (struct connection *c = all; c < all + conns; c++) {
     if (c->state == WAITING && is_over()) { drop(c); c->state = DONE; }
     if (c->state == WAITING && c->start <= moment) begin(c);
-    alive += c->state != DONE;
+    if (c->state == WAITING && (next == 0 || c->start < next)) next = c->start;
+    else if (c->state != DONE && next == 0) next = UINT64_MAX;
   }
-  return alive;
+  return next;
 }
 
 static void run(struct connection *all) {
   static struct epoll_event events[1024];
-  uint64_t hard_end = last_start + (uint64_t)(grace * SECOND), next_look = 0;
+  uint64_t hard_end = last_start + (uint64_t)(grace * SECOND), next = moment, look = 0;
   while ((moment = now()) < hard_end) {
-    if (moment >= next_look) {
-      if (!start_due(all)) return;
-      next_look = moment + SECOND / 1000;
+    if (moment >= next || moment >= look) {
+      if (!(next = start_due(all))) return;
+      look = moment + SECOND / 50;                    /* a connection may have failed, or come to its end, meanwhile */
     }
-    int ready = epoll_wait(epoll, events, 1024, issued < most && moment < last_start ? 1 : 20);
+    uint64_t until = next < look ? next : look;
+    struct timespec pause = {0, until > moment ? until - moment : 0};
+    int ready = epoll_pwait2(epoll, events, 1024, &pause, NULL);
     moment = now();
     for (int i = 0; i < ready; i++) {
       struct connection *c = events[i].data.ptr;
@@ -317,10 +321,11 @@ static void read_options(int count, char **words) {
   }
 }
 
-/* When a connection begins, as a share of the ramp. Multiples of the golden ratio spread evenly whatever the period. */
+/* When a connection begins, as a share of the ramp. */
 static double turn_of(long i) {
-  double turn = spread ? i * 0.6180339887498949 : (double)i / conns;
-  return turn - (long)turn;
+  static uint32_t chance = 1;
+  chance = chance * 1664525u + 1013904223u;           /* the same moments in each run */
+  return spread ? chance / 4294967296.0 : (double)i / conns;
 }
 
 int main(int count, char **words) {
