@@ -127,6 +127,7 @@ class Run:
         names = [target for target in wanted if target in stage.targets]
         for turn in range(min(self.options.rounds, measure.rounds)):
             for target in names[::-1] if turn % 2 else names:
+                machine.rest([pid for one in stage.targets.values() for pid in one.pids])
                 self.patience.wait()
                 others = machine.Others()
                 found = measure.run(stage, stage.targets[target])

@@ -101,6 +101,17 @@ def forget_peak(pids):
             pass
 
 
+def rest(pids, most=30):
+    """Wait until processes have nothing more to do, for so many seconds at most: one that was overrun works on when its
+    clients have gone, and would take its core from the next."""
+    end = time.monotonic() + most
+    while time.monotonic() < end:
+        before = cpu(pids)
+        time.sleep(0.2)
+        if cpu(pids) - before < 0.02:
+            break
+
+
 # ---- the others
 
 class Others:
