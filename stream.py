@@ -465,7 +465,8 @@ class PieceStream(ChatStream):
     """A stream for an API with events of its own, over the same reading and mending. A dialect writes the events:
 
         text(kind, text) -> bytes       kind "reasoning" or "text"; text is the inside of a JSON string, as bytes
-        piece(kind, value) -> bytes     "tool": a tool call's delta; "finish": the reason; "usage": the engine's figures
+        piece(kind, value) -> bytes     "tool": a tool call's delta; "finish": the choice that ends (a dict, with
+                                        finish_reason and vLLM's stop_reason); "usage": the engine's figures
         end(), fail(error), alive()     as for every stream
     """
 
@@ -499,7 +500,7 @@ def pieces_of(choice):
         if isinstance(call, dict):
             yield "tool", call
     if choice.get("finish_reason"):
-        yield "finish", choice["finish_reason"]
+        yield "finish", choice
 
 
 def choices_of(answer):

@@ -5,17 +5,11 @@ fields of reasoning, and stream_options; it reads messages and tools far enough 
 
 Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v1/chat/completions.
 """
-import gc
-import json
-
-import orjson
-
 import reasoning
-from dialects import Ask
+from dialects import engine_chat, mended, openai_refusal as refusal, parse, typed     # noqa: F401, refusal is part of a dialect
 from errors import InvalidRequest
 from stream import ChatStream, choices_of, data_of, dumps, leaked, loads, rename
 
-PATH = "/v1/chat/completions"
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool",
          "function": "function"}
 TEXTS = {"text": "text", "input_text": "text", "output_text": "text"}
@@ -34,18 +28,13 @@ def read(body, fleet):
     if options is not None and not streams:
         raise InvalidRequest("stream_options needs stream: true", "stream_options")
     usage = typed(options or {}, "include_usage", bool, "true or false", "stream_options.") or False
-    name = typed(payload, "model", str, "a text")
+    typed(payload, "model", str, "a text")
     read_messages(payload)
     read_tools(payload)
     read_numbers(payload)
-    model = fleet.find(name)
-    reasoning.translate(payload, model.effort)
-    payload["model"] = model.engine_id
-    names = reasoning.FIELDS[model.reasoning_field]
     if not streams:
-        return Ask(PATH, written(payload), model, extra={"names": names})
-    payload["stream_options"] = {**(options or {}), "include_usage": True}
-    return Ask(PATH, written(payload), model, ChatStream(names, usage, count_of(payload.get("n"))))
+        return engine_chat(payload, fleet)
+    return engine_chat(payload, fleet, lambda names: ChatStream(names, usage, count_of(payload.get("n"))))
 
 
 def count_of(n):
@@ -53,38 +42,6 @@ def count_of(n):
     if n is None:
         return 1
     return n if isinstance(n, int) and not isinstance(n, bool) and n > 0 else None
-
-
-def parse(body):
-    """The JSON object of a body. NaN, lone surrogates, bad UTF-8 and endless nesting are none."""
-    gc.disable()                                        # it would walk through millions of new objects, again and again
-    try:
-        payload = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
-    finally:
-        gc.enable()
-    if not isinstance(payload, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    if any(isinstance(value, float) and abs(value) >= 1 << 63 for value in payload.values()):
-        payload = json.loads(body)                    # a whole number that orjson makes a float, such as a large seed
-    return payload
-
-
-def written(payload):
-    """A payload as the bytes for the engine; while the request waits for its slot, nothing else of it is kept."""
-    try:
-        return [dumps(payload)]
-    except RecursionError:                              # it is read deeper than it can be written
-        raise InvalidRequest("the body is nested too deeply") from None
-
-
-def typed(table, name, kind, expected, where=""):
-    """A field of the right type, or None if it is absent or null."""
-    value = table.get(name)
-    if value is not None and not isinstance(value, kind):
-        raise InvalidRequest(f"{where}{name} must be {expected}", where + name)
-    return value
 
 
 # ---- messages
@@ -171,19 +128,6 @@ def read_calls(message, where):
             function["arguments"] = mended(function.get("arguments"))
         except RecursionError:
             raise bad(f"{where}.tool_calls[{at}]", "has arguments that are nested too deeply") from None
-
-
-def mended(arguments):
-    """Tool arguments as the JSON object that chat templates insist on, in a string."""
-    if isinstance(arguments, dict):
-        return dumps(arguments).decode()
-    if arguments is None or isinstance(arguments, str) and not arguments.strip():
-        return "{}"
-    try:
-        value = loads(arguments.encode()) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        value = arguments
-    return arguments if isinstance(value, dict) else dumps({"input": value}).decode()
 
 
 # ---- the other fields

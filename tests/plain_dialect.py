@@ -17,7 +17,7 @@ from dialects import chat                           # noqa: E402
 from errors import error_body                       # noqa: E402
 from stream import PieceStream, dumps               # noqa: E402
 
-write = chat.write
+write, refusal = chat.write, chat.refusal
 
 
 def read(body, fleet):
@@ -38,7 +38,7 @@ class PlainStream(PieceStream):
         return self.before[kind] + text + b'"}\n\n'
 
     def piece(self, kind, value):
-        return event(b"piece", {"kind": kind, "value": value})
+        return event(b"piece", {"kind": kind, "value": value["finish_reason"] if kind == "finish" else value})
 
     def end(self):
         super().end()
