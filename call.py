@@ -10,7 +10,7 @@ from fcntl import ioctl
 from termios import FIONREAD
 from time import monotonic, time
 
-from gevent import get_hub, getcurrent, sleep, socket
+from gevent import get_hub, getcurrent, sleep, socket, spawn
 from gevent.event import Event
 
 import pump
@@ -27,6 +27,7 @@ MAX_ANSWER = 256 << 20                              # bytes of a plain answer
 LOOK = 0.25                                         # seconds between two looks at a socket that has bytes waiting
 STARTED = time() - monotonic()                      # the epoch by a clock that is never set back
 ESTABLISHED = 1                                     # in TCP_INFO
+COUNT_WAIT = 0.5                                    # seconds for which the first event waits for the count of the prompt
 LEFT = 499                                          # the status in the ledger of a request whose client went away
 
 
@@ -69,7 +70,7 @@ class Call:
         self.chunked = environ["SERVER_PROTOCOL"] != "HTTP/1.0"     # as gunicorn frames it
         self.body = Body(environ, desk.bodies, desk.settings.max_body)
         self.greenlet, self.open = getcurrent(), True
-        self.key = self.ask = self.ticket = self.answer = self.watcher = self.usage = None
+        self.key = self.ask = self.ticket = self.answer = self.watcher = self.usage = self.counting = None
         self.begun, self.started, self.route = monotonic(), time(), ""
         self.entered = self.granted = self.first = None     # monotonic moments of its way
         desk.live.add(self)
@@ -116,6 +117,8 @@ class Call:
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
         self.ask, self.entered = ask, monotonic()
+        if ask.count:                               # beside the queue and the prefill
+            self.counting = spawn(self.desk.fleet.count, ask)
         self.ticket, granted = self.desk.gate.enter(self.key.id, ask.model.lane, self.key.limits, now())
         self.ticket.granted = Event()
         wake(granted)
@@ -140,6 +143,14 @@ class Call:
             self.body.release()
         return self.answer
 
+    def prompt_tokens(self):
+        """How many tokens the prompt has, as counted by now or soon, else estimated."""
+        self.counting.join(COUNT_WAIT)
+        tokens = self.counting.value if self.counting.successful() else self.desk.fleet.estimate(self.ask)
+        self.counting.kill(block=False)
+        self.ask.count = None
+        return tokens
+
     # -- the end
 
     def settle(self, status, error=None, whole=False):
@@ -152,6 +163,8 @@ class Call:
         self.body.release()
         self.unwatch()
         self.sock.settimeout(self.desk.settings.stall_timeout)      # for each write that is still to come
+        if self.counting:
+            self.counting.kill(block=False)
         if self.answer:
             self.answer.close(whole)
         row = self.row(status, error)
@@ -216,7 +229,7 @@ def relay(call, ask):
             yield stream.alive(f"queued {call.desk.gate.place(call.ticket)}")
         since = monotonic()
         answer = call.send()
-        while (events := first_events(answer, stream, settings, since)) is None:
+        while (events := first_events(call, since)) is None:
             begun = True
             yield stream.alive()
         begun, call.first = True, monotonic()
@@ -232,8 +245,9 @@ def relay(call, ask):
     yield last
 
 
-def first_events(answer, stream, settings, since):
+def first_events(call, since):
     """The first events for the client, or None after a silence that is worth a comment. Raises Refusal."""
+    answer, stream, settings = call.answer, call.ask.stream, call.desk.settings
     deadline = since + settings.answer_timeout
     pause = min(monotonic() + settings.keepalive, deadline)
     while (left := pause - monotonic()) > 0:
@@ -242,6 +256,8 @@ def first_events(answer, stream, settings, since):
             break
         if answer.streams is None:                  # its first bytes tell
             answer.streams = answer.status == 200 and is_stream(answer, data)
+        if call.counting and stream.prompt_tokens is None:
+            stream.prompt_tokens = call.prompt_tokens()
         if not answer.streams:
             return unstreamed(answer, stream, data, settings, since)
         events = stream.feed(data)

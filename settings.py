@@ -103,6 +103,28 @@ def secret(value):
     return value.strip()
 
 
+def matches(name, pattern):
+    """Whether a name fits a pattern, in which only * is special; ignoring case."""
+    parts = map(re.escape, pattern.lower().split("*"))
+    return re.fullmatch(".*".join(parts), name.lower(), re.S) is not None
+
+
+def aliases(value):
+    if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
+        raise ValueError("must be a list of names")
+    return value
+
+
+def names(value):
+    return aliases([name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value)
+
+
+def flag(value):
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
 # ---- the table
 
 @dataclass(frozen=True)
@@ -134,6 +156,7 @@ SETTINGS = [
     Setting("stall_timeout", 300, seconds(0.1, 86400)),
     Setting("answer_timeout", 1800, seconds(0.1, 86400)),
     Setting("poll", 5, seconds(0.05, 3600)),
+    Setting("stand_in_for", ["claude-*", "gpt-*"], names),
     Setting("reasoning_field", "both", one_of(*reasoning.FIELDS)),
     Setting("max_body", "100 MB", size),
     Setting("max_bodies", "1 GB", size),
@@ -157,24 +180,6 @@ class ModelEntry:
     effort: str = "glm"                             # a table of reasoning.TABLES
     reasoning_field: str | None = None              # None: the setting reasoning_field
     context: int | None = None                      # tokens; None: as the engine reports it
-
-
-def matches(name, pattern):
-    """Whether a name fits a pattern, in which only * is special; ignoring case."""
-    parts = map(re.escape, pattern.lower().split("*"))
-    return re.fullmatch(".*".join(parts), name.lower(), re.S) is not None
-
-
-def aliases(value):
-    if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
-        raise ValueError("must be a list of names")
-    return value
-
-
-def flag(value):
-    if not isinstance(value, bool):
-        raise ValueError("must be true or false")
-    return value
 
 
 MODEL_KEYS = {

@@ -29,12 +29,17 @@ class Ask:
     model           upstream.Model
     stream          a stream of stream.py for the answer, or None for a plain one
     extra           what the dialect keeps for itself
+    count           the body of a question how long the prompt is, as a list of bytes; None: nobody needs to know before
+                    the engine says it
+    images          how many images were left out of `count`
     """
     path: str
     body: list
     model: Any
     stream: Any = None
     extra: dict = field(default_factory=dict)
+    count: list | None = None
+    images: int = 0
 
 
 def engine_chat(payload, fleet, streaming=None, **extra):
@@ -51,6 +56,29 @@ def engine_chat(payload, fleet, streaming=None, **extra):
         return Ask(CHAT, written(payload), model, extra={"names": names, **extra})
     payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
     return Ask(CHAT, written(payload), model, streaming(names), extra)
+
+
+def to_count(ask, payload):
+    """Have the tokens of an Ask's prompt counted; `payload` is what `engine_chat` made of it. Images are left out: an
+    engine's tokenizer doesn't see them, and they would be sent twice."""
+    prompt = {name: payload[name] for name in ("model", "tools", "chat_template_kwargs") if payload.get(name)}
+    if payload.get("reasoning_effort"):                 # here vLLM knows it as a field, there inside the kwargs only
+        prompt["chat_template_kwargs"] = {"reasoning_effort": payload["reasoning_effort"], **(prompt.get("chat_template_kwargs") or {})}
+    prompt["messages"] = [without_images(message) for message in payload["messages"]]
+    ask.images = sum(len(parts_of(whole)) - len(parts_of(bare))
+                     for whole, bare in zip(payload["messages"], prompt["messages"]))
+    ask.count = written(prompt)
+    return ask
+
+
+def without_images(message):
+    if not any(part.get("type") == "image_url" for part in parts_of(message)):
+        return message
+    return {**message, "content": [part for part in message["content"] if part.get("type") != "image_url"]}
+
+
+def parts_of(message):
+    return message["content"] if isinstance(message.get("content"), list) else []
 
 
 def openai_refusal(error):
