@@ -296,6 +296,14 @@ def plain(call, ask, write):
     return data
 
 
+def count(call, ask):
+    """How many tokens a prompt has: asked without a slot, beside everything else."""
+    call.ask = ask
+    tokens = call.desk.fleet.count(ask)
+    call.settle(200)
+    return tokens
+
+
 def collect(answer, settings, since):
     """The rest of an answer's body."""
     try:

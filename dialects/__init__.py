@@ -25,7 +25,7 @@ CHAT = "/v1/chat/completions"
 class Ask:
     """A request as its engine gets it.
 
-    path, body      where it goes, and the JSON body as a list of bytes
+    path, body      where it goes, and the JSON body as a list of bytes; no path: it is only counted
     model           upstream.Model
     stream          a stream of stream.py for the answer, or None for a plain one
     extra           what the dialect keeps for itself
@@ -48,9 +48,7 @@ def engine_chat(payload, fleet, streaming=None, **extra):
     payload     the request in the form of chat completions, `model` a name of ours; changed in place
     streaming   makes the stream, given the names under which the client gets the reasoning; None: a plain answer
     """
-    model = fleet.find(payload.get("model"))
-    reasoning.translate(payload, model.effort)
-    payload["model"] = model.engine_id
+    model = for_engine(payload, fleet)
     names = reasoning.FIELDS[model.reasoning_field]
     if streaming is None:
         return Ask(CHAT, written(payload), model, extra={"names": names, **extra})
@@ -58,12 +56,26 @@ def engine_chat(payload, fleet, streaming=None, **extra):
     return Ask(CHAT, written(payload), model, streaming(names), extra)
 
 
+def for_engine(payload, fleet):
+    """Put the engine's own words into a payload; its Model."""
+    model = fleet.find(payload.get("model"))
+    reasoning.translate(payload, model.effort)
+    payload["model"] = model.engine_id
+    return model
+
+
+def counted(payload, fleet):
+    """The Ask of a chat completion whose prompt is only counted."""
+    return to_count(Ask(None, [], for_engine(payload, fleet)), payload)
+
+
 def to_count(ask, payload):
     """Have the tokens of an Ask's prompt counted; `payload` is what `engine_chat` made of it. Images are left out: an
     engine's tokenizer doesn't see them, and they would be sent twice."""
     prompt = {name: payload[name] for name in ("model", "tools", "chat_template_kwargs") if payload.get(name)}
     if payload.get("reasoning_effort"):                 # here vLLM knows it as a field, there inside the kwargs only
-        prompt["chat_template_kwargs"] = {"reasoning_effort": payload["reasoning_effort"], **(prompt.get("chat_template_kwargs") or {})}
+        effort = {"reasoning_effort": payload["reasoning_effort"]}
+        prompt["chat_template_kwargs"] = {**effort, **prompt.get("chat_template_kwargs", {})}
     prompt["messages"] = [without_images(message) for message in payload["messages"]]
     ask.images = sum(len(parts_of(whole)) - len(parts_of(bare))
                      for whole, bare in zip(payload["messages"], prompt["messages"]))

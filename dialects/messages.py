@@ -37,16 +37,6 @@ def read(body, fleet):
     return to_count(engine_chat(payload, fleet, lambda names: MessageStream(named, thinks)), payload)
 
 
-def read_count(body, fleet):
-    """The body of a question how many tokens a request has, as an Ask that is only counted. Raises Refusal."""
-    payload, *_ = read_prompt(parse(body), fleet)
-    return to_count(engine_chat(payload, fleet), payload)
-
-
-def write_count(tokens):
-    return dumps({"input_tokens": tokens})
-
-
 def read_prompt(request, fleet):
     """(payload, model, whether it thinks): all that the chat template sees."""
     typed(request, "model", str, "a text")
