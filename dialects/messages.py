@@ -65,7 +65,8 @@ def read_thinking(request, payload, model):
     """Put in how much the model shall think; whether it shall."""
     config = typed(request, "output_config", dict, "an object") or {}
     read_format(config.get("format") or request.get("output_format"), payload)
-    thinking = typed(request, "thinking", dict, 'an object such as {"type": "adaptive"}') or {"type": "disabled"}
+    thinking = typed(request, "thinking", dict, 'an object such as {"type": "adaptive"}')
+    thinking = {"type": "disabled"} if thinking is None else thinking
     kind, effort = thinking.get("type"), config.get("effort")
     if effort is not None and effort not in EFFORTS:
         raise at("output_config.effort", f"must be one of {', '.join(EFFORTS)}")
