@@ -14,6 +14,7 @@ import pytest
 
 from client import Truncated
 from conftest import clean_environment, wait_until
+from dialects.messages_out import MessageStream
 from engine import Engine, Hang, Head, Json, Pause, Send, Wait, chat_chunks, compact, completion
 from inside import gauges, idle, row_now, row_of, rows, started
 
@@ -24,10 +25,13 @@ IDS = count()
 
 
 class Api(NamedTuple):
-    """A way in: its path, a body for it, and the route as the ledger has it."""
+    """A way in: its path, a body for it, the route as the ledger has it; how many events a client gets for the engine's
+    events; and how a whole stream ends."""
     path: str
     body: Callable
     route: str
+    heard: Callable
+    last: bytes
 
 
 def chat_body(streams, **fields):
@@ -36,8 +40,19 @@ def chat_body(streams, **fields):
     return {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], **options, **fields}
 
 
-CHAT = Api("/v1/chat/completions", chat_body, "POST /v1/chat/completions")
-APIS = [CHAT]
+def messages_body(streams, **fields):
+    return {"model": MODEL, "max_tokens": 50, "messages": [{"role": "user", "content": "Hello"}], "stream": streams,
+            "thinking": {"type": "adaptive"}, **fields}
+
+
+def messages_heard(events):
+    out = MessageStream(MODEL, True).feed(b"".join(events))
+    return out.count(b"event: ") - out.count(b"event: ping")
+
+
+CHAT = Api("/v1/chat/completions", chat_body, "POST /v1/chat/completions", len, b"data: [DONE]\n\n")
+MESSAGES = Api("/v1/messages", messages_body, "POST /v1/messages", messages_heard, b'data: {"type":"message_stop"}\n\n')
+APIS = [CHAT, MESSAGES]
 
 TOOL = [("get_weather", ['{"ci', 'ty": "Pa', 'ris"}'])]
 THOUGHT = chat_chunks("Hello there", reasoning="Let me think", usage=True)
@@ -119,8 +134,9 @@ def test_leaving_a_stream(one, api, where, leave):
     if events:
         answer = connection.answer().events()
         got = 0
-        while got < len(events):
-            got += next(answer).comment is None
+        while got < api.heard(events):
+            event = next(answer)
+            got += event.comment is None and event.name != "ping"
     since = left(connection, leave)
     seen(request, since, (where, "stream", leave))
     row = row_of(one.db, ident)
@@ -196,7 +212,7 @@ def test_leaving_with_the_answer_whole_is_no_abort(one, api, streams, leave):
         connection, ident = send(one, api, streams)
         body = connection.answer().read_all()
         getattr(connection, leave)()
-        assert body.endswith(b"data: [DONE]\n\n" if streams else b"}")
+        assert body.endswith(api.last if streams else b"}")
         row = row_now(one.db, ident)
         assert (row["status"], row["aborted"], row["counted"]) == (200, 0, "engine") and row["completion_tokens"]
 

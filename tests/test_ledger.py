@@ -538,7 +538,9 @@ def either(request):
 
 
 CHAT = ("/v1/chat/completions", body)
-APIS = [CHAT]                                       # (path, its body for a stream or a plain answer)
+MESSAGES = ("/v1/messages", lambda streams, **fields: body(streams, **{"max_tokens": 50, **fields}))
+APIS = [CHAT, MESSAGES]                             # (path, its body for a stream or a plain answer)
+LAST = (b"data: [DONE]\n\n", b'data: {"type":"message_stop"}\n\n')
 BROKEN = [*chat_chunks("Hello there", usage=True)[:3], died(), b"data: [DONE]\n\n"]
 # how a request ends -> (streams, fields of its body, the engine's steps or None, (status, aborted, error))
 ENDS = {
@@ -613,7 +615,7 @@ def complete(whole):
             return bool(json.loads(whole))
         except ValueError:
             return False
-    return whole.endswith(b"data: [DONE]\n\n") or b'data: {"error"' in whole
+    return whole.endswith(LAST) or b'data: {"error"' in whole or b'data: {"type":"error"' in whole
 
 
 def test_lookups_are_counted_too(slow):

@@ -32,8 +32,9 @@ def until(gateway, models, seconds=5):
 
 
 def model(id, context=None, owned_by="sparks-gateway"):
-    size = dict.fromkeys(("max_model_len", "context_length", "context_window"), context) if context else {}
-    return {"id": id, "object": "model", "created": 0, "owned_by": owned_by, **size}
+    names = ("max_model_len", "context_length", "context_window", "max_input_tokens")
+    return {"id": id, "object": "model", "created": 0, "owned_by": owned_by, "type": "model", "display_name": id,
+            "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active", **(dict.fromkeys(names, context) if context else {})}
 
 
 def reaches(engine, answer, name):
