@@ -256,7 +256,7 @@ def first_events(call, since):
             break
         if answer.streams is None:                  # its first bytes tell
             answer.streams = answer.status == 200 and is_stream(answer, data)
-        if call.counting and stream.prompt_tokens is None:
+        if call.counting is not None and stream.prompt_tokens is None:     # one that has ended is false
             stream.prompt_tokens = call.prompt_tokens()
         if not answer.streams:
             return unstreamed(answer, stream, data, settings, since)

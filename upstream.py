@@ -236,7 +236,7 @@ class Fleet:
         try:
             with Timeout(COUNT_TIMEOUT), engine.counts:
                 for way in sorted(WAYS, key=lambda way: way is not engine.counting):
-                    if (tokens := way(engine, ask.count)) is not None:
+                    if (tokens := way(engine, ask.count) or 0) > 0:
                         engine.counting = way
                         return tokens + images
         except Timeout:
@@ -264,7 +264,7 @@ def count_like_llama(engine, prompt):
         return None
     said = engine.post("/tokenize", [dumps({"content": made, "add_special": True, "parse_special": True})])
     tokens = field_of(said, "tokens", list)
-    return len(tokens) if tokens else None
+    return len(tokens or ())
 
 
 WAYS = (count_like_vllm, count_like_llama)
