@@ -28,7 +28,7 @@ def read(body, fleet):
     """A request's body (bytes) as an Ask. Raises Refusal."""
     request = parse(body)
     payload, model, thinks = read_prompt(request, fleet)
-    payload["max_tokens"] = read_max_tokens(request)
+    payload["max_tokens"] = read_max_tokens(request, model.context)
     read_sampling(request, payload)
     named = request.get("model") or model.id
     if not typed(request, "stream", bool, "true or false"):
@@ -50,13 +50,14 @@ def read_prompt(request, fleet):
     return payload, model, read_thinking(request, payload, model)
 
 
-def read_max_tokens(request):
+def read_max_tokens(request, context):
+    """It is a limit here, no wish: Claude Code asks for 128,000, and vLLM refuses more than the context."""
     value = request.get("max_tokens")
     if value is None:
         raise InvalidRequest("max_tokens: Field required", "max_tokens")
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < LONGEST:
         raise at("max_tokens", "must be a positive whole number")
-    return value
+    return min(value, context or value)
 
 
 # ---- thinking and the form of the answer

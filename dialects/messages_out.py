@@ -252,7 +252,7 @@ TYPES = {                                           # error.type by status; anyt
 }
 LENGTHS = (
     # what vLLM and llama.cpp say of a prompt that is too long: its tokens and the most there may be
-    (re.compile(r"maximum context length is (?P<most>\d+) tokens.* prompt contains at least (?P<prompt>\d+) input tokens", re.S),
+    (re.compile(r"maximum context length is (?P<most>\d+) tokens.* prompt contains (?:at least )?(?P<prompt>\d+) input tokens", re.S),
      "prompt is too long: {prompt} tokens > {most} maximum"),
     (re.compile(r"request \((?P<prompt>\d+) tokens\) exceeds the available context size \((?P<most>\d+) tokens\)"),
      "prompt is too long: {prompt} tokens > {most} maximum"),

@@ -30,6 +30,7 @@ class Model:
     effort: str = "glm"
     reasoning_field: str = "both"
     budget_field: str | None = None
+    context: int | None = None
 
 
 class Fleet:
@@ -140,6 +141,11 @@ def test_fields(given, made):
     usual = {"model": "engine/model", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 100,
              "chat_template_kwargs": OFF}
     assert payload(ask(**given)) == {**usual, **made}
+
+
+@pytest.mark.parametrize("context, made", [(None, 128_000), (850_000, 128_000), (32_768, 32_768)])
+def test_max_tokens_is_no_more_than_the_context(context, made):
+    assert payload(ask(max_tokens=128_000), context=context)["max_tokens"] == made
 
 
 @pytest.mark.parametrize("field", ["thinking_token_budget", "thinking_budget_tokens"])
