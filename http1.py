@@ -14,6 +14,7 @@ import gevent
 from gevent import socket
 
 from errors import ModelUnavailable, UpstreamError
+from sockets import send_all
 
 CONNECT_TIMEOUT = 10                                # seconds
 SEND_TIMEOUT = 60                                   # seconds without the engine taking a byte
@@ -131,13 +132,6 @@ class UntilClose:
 
 
 # ---- connections
-
-def send_all(sock, data):
-    """As sock.sendall, which in gevent asks the kernel for the size of its buffer first, each time."""
-    sent = sock.send(data)
-    if sent < len(data):
-        sock.sendall(data[sent:])
-
 
 class Plain:
     """A connection's bytes as they are."""
