@@ -24,7 +24,7 @@ PIECE = 1 << 18                                     # bytes a write
 MAX_HEAD = 65536
 MAX_LINE = 4096                                     # bytes of a chunk's size line
 HEXADECIMAL = b"0123456789abcdefABCDEF"
-SIZES = {b"%x" % size: size for size in range(1, 1 << 12)}     # the size lines of usual chunks
+SIZES = {b"%x" % size: size for size in range(1, 1 << 10)}     # the size lines of usual chunks
 
 
 class BadAnswer(UpstreamError):
