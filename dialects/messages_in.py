@@ -33,8 +33,8 @@ def read_conversation(system, messages, effort):
     out, late = read_system(system), "system" if effort in LATE_SYSTEM else "user"
     for number, message in enumerate(messages):
         out += read_message(message, f"messages.{number}", late)
-    if broken := sum(block.get("type") == "tool_use" and not isinstance(block.get("input"), dict)
-                     for message in messages if isinstance(message["content"], list) for block in message["content"]):
+    if broken := sum(block["type"] == "tool_use" and not isinstance(block.get("input"), dict)
+                     for message in messages for block in listed(message)):
         log.info("%d tool calls in a history had no object for an input, and were mended", broken)
     return out
 
@@ -89,10 +89,11 @@ def check_block(block, where, known):
             raise at(f"{where}.{name}", "must be a text" if name in block else "Field required")
 
 
-FIELDS = {"text": ("text",), "thinking": ("thinking",), "tool_use": ("id", "name"), "tool_result": ("tool_use_id",)}
+FIELDS = {"tool_reference": ("tool_name",), "text": ("text",), "thinking": ("thinking",), "tool_use": ("id", "name"),
+          "tool_result": ("tool_use_id",)}
 KNOWN = {"user": ("text", "image", "tool_result"),
          "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
-         "result": ("text", "image")}
+         "result": ("text", "image", "tool_reference")}
 
 
 # ---- a user's turn
@@ -125,8 +126,8 @@ def tool_result(block, where, before):
     texts, images = [], []
     content = block.get("content")
     for number, inner in enumerate(blocks_of("" if content is None else content, f"{where}.content", KNOWN["result"])):
-        if inner["type"] == "text":
-            texts.append(inner["text"])
+        if inner["type"] != "image":
+            texts.append(inner["text"] if inner["type"] == "text" else f"The tool {inner['tool_name']} can be called now.")
             continue
         name = f"[image {(before + len(images)) // 2 + 1} of the tool results]"
         texts.append(name)
@@ -186,7 +187,7 @@ def read_tools(request, payload, effort):
     """Put the tools with a schema into the payload, and what the model shall do with them."""
     given = typed(request, "tools", list, "a list") or []
     tools = [read_tool(tool, f"tools.{number}", effort in BARE_SCHEMAS) for number, tool in enumerate(given)]
-    tools = [tool for tool in tools if tool]
+    tools = loaded(given, tools, request["messages"])
     choice = typed(request, "tool_choice", dict, 'an object such as {"type": "auto"}')
     wanted = read_choice(choice, [tool["function"]["name"] for tool in tools], bool(given)) if choice else None
     if not tools:
@@ -196,6 +197,22 @@ def read_tools(request, payload, effort):
         payload["tool_choice"] = wanted
         if typed(choice, "disable_parallel_tool_use", bool, "true or false", "tool_choice."):
             payload["parallel_tool_calls"] = False
+
+
+def loaded(given, tools, messages):
+    """The tools that the model knows by now. Those with defer_loading are none of them until a client's search finds them
+    (a tool_reference in a result); then they stand behind the others, whose text stays the same."""
+    searched = any(str(tool.get("type")).startswith("tool_search_tool") for tool in given)      # by a server: not here
+    later = [bool(tool.get("defer_loading")) and not searched for tool in given]
+    found = {inner["tool_name"] for message in messages for block in listed(message) if block["type"] == "tool_result"
+             for inner in listed(block) if inner["type"] == "tool_reference"}
+    return [tool for tool, late in zip(tools, later) if tool and not late] \
+        + [tool for tool, late in zip(tools, later) if tool and late and tool["function"]["name"] in found]
+
+
+def listed(value):
+    """The blocks of a message or a result whose content has been read."""
+    return value["content"] if isinstance(value.get("content"), list) else []
 
 
 def read_tool(tool, where, bare):

@@ -24,8 +24,9 @@ ACCEPTED = {                                        # of types that a client lik
     "text/markdown": "md", "application/json": "json", "text/html": "html", "text/plain": "md",
 }
 EXAMPLES = {                                        # a template file each, and its macros
-    "examples": ("auth", "chat", "response", "stream", "events", "tools", "image", "models"),
-    "harnesses": ("python", "javascript", "pi", "pi_command", "opencode"),
+    "examples": ("auth", "chat", "response", "stream", "events", "tools", "messages", "image", "models"),
+    "harnesses": ("python", "javascript", "pi", "pi_command", "opencode", "anthropic_python",
+                  "anthropic_javascript", "claude_code"),
 }
 NO_MODEL = "MODEL-ID"                               # stands in the examples while no model is known
 
@@ -88,6 +89,7 @@ def contents(settings, models, base_url):
     page = {
         "name": NAME,
         "base_url": base_url,
+        "anthropic_url": base_url.removesuffix("/v1"),
         "model": default.id if default else None,
         "models": [about(model) for model in models],
         "description": settings.description,

@@ -216,7 +216,7 @@ SENTENCES = [
     "`error code: 1010`",
     "`base URL = https://sparks.example.net/v1`, `api key = $SPARKS_API_KEY`, `model = glm-5.3-flash`",
     "`pi --provider sparks --model glm-5.3-flash`",
-    "Harnesses that only speak the Anthropic Messages or OpenAI Responses APIs cannot use this gateway",
+    "Harnesses that only speak the OpenAI Responses API cannot use this gateway",
     "Check `GET /v1/models` before a long run",
     'Prefer `reasoning_effort: "none"` for quick tool turns',
     "Back off on `503` instead of retrying in a tight loop.",
@@ -330,23 +330,23 @@ def test_json_blocks(some):
 
 
 def test_python_block(some):
-    source, = fences(page(models=some), "python")
-    strings = compile(source, "example", "exec").co_consts
-    assert shown(some) in str(strings) or shown(some) in strings
+    for source in fences(page(models=some), "python"):
+        strings = compile(source, "example", "exec").co_consts
+        assert shown(some) in str(strings) or shown(some) in strings
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="needs node")
 def test_javascript_block(some, tmp_path):
-    source, = fences(page(models=some), "ts")
-    (tmp_path / "example.mjs").write_text(source, encoding="utf-8")
-    subprocess.run(["node", "--check", tmp_path / "example.mjs"], check=True, capture_output=True)
+    for source in fences(page(models=some), "ts"):
+        (tmp_path / "example.mjs").write_text(source, encoding="utf-8")
+        subprocess.run(["node", "--check", tmp_path / "example.mjs"], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("example", ["chat", "stream", "tools"])
+@pytest.mark.parametrize("example", ["chat", "stream", "tools", "messages"])
 def test_curl_blocks(some, example):
     command = data(models=some)["examples"][example]
     words = shlex.split(command)
-    assert words[0] == "curl" and words[2] == "$SPARKS_BASE_URL/chat/completions"
+    assert words[0] == "curl" and words[2] == "$SPARKS_BASE_URL/" + ("messages" if example == "messages" else "chat/completions")
     assert json.loads(words[-1])["model"] == shown(some)
     assert command in page(models=some)
     subprocess.run(["bash", "-n"], input=command, text=True, check=True)
@@ -355,6 +355,14 @@ def test_curl_blocks(some, example):
 def test_pi_command(some):
     command = data(models=some)["harnesses"]["pi_command"]
     assert shlex.split(command) == ["pi", "--provider", "sparks", "--model", shown(some)]
+
+
+def test_claude_code(some):
+    command = data(models=some)["harnesses"]["claude_code"]
+    given = dict(word.split("=", 1) for word in shlex.split(command, comments=True) if "=" in word)
+    assert given["ANTHROPIC_BASE_URL"] == BASE and given["ANTHROPIC_MODEL"] == shown(some)
+    assert given.get("CLAUDE_CODE_AUTO_COMPACT_WINDOW") == (str(some[0].context) if some and some[0].context else None)
+    subprocess.run(["bash", "-n"], input=command, text=True, check=True)
 
 
 def test_example_stream():
