@@ -11,7 +11,8 @@ import logging
 from dialects import engine_chat, mended, parse, to_count, typed
 from dialects.chat import collected, write_message
 from dialects.messages_in import at, read_conversation, read_tools
-from dialects.messages_out import MessageStream, figures, message_id, reason_of, refusal      # noqa: F401, refusal too is a dialect's
+from dialects.messages_out import MessageStream, figures, message_id, reason_of
+from dialects.messages_out import refusal           # noqa: F401, part of a dialect
 from errors import InvalidRequest
 from stream import choices_of, dumps, loads
 

@@ -83,7 +83,8 @@ def check_block(block, where, known):
     if not isinstance(kind, str):
         raise at(f"{where}.type", "Field required")
     if kind not in known:
-        raise at(where, f"a block of type {kind[:40]!r} is not supported here; {REFUSED.get(kind, 'there are ' + ', '.join(known))}")
+        remedy = REFUSED.get(kind, f"there are {', '.join(known)}")
+        raise at(where, f"a block of type {kind[:40]!r} is not supported here; {remedy}")
     for name in FIELDS.get(kind, ()):
         if not isinstance(block.get(name), str):
             raise at(f"{where}.{name}", "must be a text" if name in block else "Field required")
@@ -272,7 +273,7 @@ class Inliner:
         self.made += 1
         if self.made > MOST or len(within) > DEEPEST:
             raise OverflowError
-        rest = {name: self.fields(inner, within) if name == "properties" and isinstance(inner, dict) else self.value(inner, within)
+        rest = {name: self.fields(inner, within) if name == "properties" else self.value(inner, within)
                 for name, inner in value.items() if name not in ("$ref", "$defs", "definitions")}
         ref = value.get("$ref")
         if not isinstance(ref, str):
@@ -284,6 +285,8 @@ class Inliner:
 
     def fields(self, properties, within):
         """Properties, whose names are no words of the schema's language."""
+        if not isinstance(properties, dict):
+            return properties
         return {name: self.value(inner, within) for name, inner in properties.items()}
 
     def target(self, ref):

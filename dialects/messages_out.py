@@ -20,7 +20,7 @@ STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 EMPTY = {"reasoning": {"type": "thinking", "thinking": "", "signature": ""}, "text": {"type": "text", "text": ""}}
 DELTAS = {"reasoning": b'{"type":"thinking_delta","thinking":"', "text": b'{"type":"text_delta","text":"',
           "tool": b'{"type":"input_json_delta","partial_json":"'}
-SIGNED = b'{"type":"signature_delta","signature":"'     # the last of a thinking block's, as clients expect; there is nothing to sign
+SIGNED = b'{"type":"signature_delta","signature":"'     # ends a thinking block, as clients expect; there is nothing to sign
 TAIL = b'"}}\n\n'
 REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 
@@ -252,7 +252,7 @@ TYPES = {                                           # error.type by status; anyt
 }
 LENGTHS = (
     # what vLLM and llama.cpp say of a prompt that is too long: its tokens and the most there may be
-    (re.compile(r"maximum context length is (?P<most>\d+) tokens.* prompt contains (?:at least )?(?P<prompt>\d+) input tokens", re.S),
+    (re.compile(r"maximum context length is (?P<most>\d+) tokens.* prompt contains (?:at least )?(?P<prompt>\d+) input", re.S),
      "prompt is too long: {prompt} tokens > {most} maximum"),
     (re.compile(r"request \((?P<prompt>\d+) tokens\) exceeds the available context size \((?P<most>\d+) tokens\)"),
      "prompt is too long: {prompt} tokens > {most} maximum"),

@@ -31,9 +31,11 @@ def claude(program, tmp_path):
     (work / "note.txt").write_text("PINEAPPLE\n")
 
     def claude(gateway, prompt, *options, timeout=60, **environment):
-        settings = {"PATH": os.environ["PATH"], "HOME": str(home), "ANTHROPIC_BASE_URL": gateway.url, "ANTHROPIC_AUTH_TOKEN": gateway.key,
+        settings = {"PATH": os.environ["PATH"], "HOME": str(home), "ANTHROPIC_BASE_URL": gateway.url,
+                    "ANTHROPIC_AUTH_TOKEN": gateway.key,
                     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "NO_PROXY": "127.0.0.1"}
-        done = subprocess.run([program, "-p", prompt, "--output-format", "json", *options], cwd=work, env={**settings, **environment},
+        done = subprocess.run([program, "-p", prompt, "--output-format", "json", *options], cwd=work,
+                              env={**settings, **environment},
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout)
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
@@ -46,7 +48,8 @@ def scripted(request):
     if any(message["role"] == "tool" for message in ask["messages"]):
         said = {"text": "The file says PINEAPPLE.", "reasoning": "I have seen it"}
     elif any(tool["function"]["name"] == "Bash" for tool in ask.get("tools") or []) and "note.txt" in request.body.decode():
-        said = {"text": "Let me look.", "reasoning": "I shall read it", "tools": [("Bash", ['{"command": "cat no', 'te.txt", "description": "Show"}'])]}
+        said = {"text": "Let me look.", "reasoning": "I shall read it",
+                "tools": [("Bash", ['{"command": "cat no', 'te.txt", "description": "Show"}'])]}
     else:
         said = {"text": "Good day."}
     usage = {"prompt": 20_000, "cached": 15_000}
@@ -132,5 +135,6 @@ def test_real_engine(front, claude):
 
 @pytest.mark.vllm
 def test_real_engine_counts_for_claude_code(front):
-    said = Client(front.url, front.key, timeout=60).post("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hi"}]}).json()
+    said = Client(front.url, front.key, timeout=60).post("/v1/messages/count_tokens",
+                                                         {"messages": [{"role": "user", "content": "hi"}]}).json()
     assert said["input_tokens"] > 2

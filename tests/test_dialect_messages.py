@@ -115,7 +115,8 @@ ON = {"enable_thinking": True}
     ({"thinking": {"type": "enabled", "budget_tokens": 4096}}, {"chat_template_kwargs": {**ON, "reasoning_effort": "high"}}),
     ({"thinking": {"type": "enabled", "budget_tokens": 16384}}, {"chat_template_kwargs": {**ON, "reasoning_effort": "max"}}),
     ({"thinking": {"type": "adaptive"}}, {"chat_template_kwargs": {**ON, "reasoning_effort": "high"}}),
-    ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, {"chat_template_kwargs": {**ON, "reasoning_effort": "low"}}),
+    ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}},
+     {"chat_template_kwargs": {**ON, "reasoning_effort": "low"}}),
     ({"thinking": {"type": "adaptive", "display": "omitted"}, "output_config": {"effort": "xhigh"}},
      {"chat_template_kwargs": {**ON, "reasoning_effort": "max"}}),
     # structured output, under its present name and its old one
@@ -123,10 +124,12 @@ ON = {"enable_thinking": True}
     ({"output_format": {"type": "json_schema", "schema": SCHEMA}}, {"response_format": FORM}),
     # tools
     ({"tools": [TOOL]}, {"tools": [FUNCTION]}),
-    ({"tools": [{**TOOL, "type": "custom", "cache_control": {"type": "ephemeral"}, "defer_loading": False}]}, {"tools": [FUNCTION]}),
+    ({"tools": [{**TOOL, "type": "custom", "cache_control": {"type": "ephemeral"}, "defer_loading": False}]},
+     {"tools": [FUNCTION]}),
     # deferred: left out until a search has found it; one by Anthropic's servers never can
     ({"tools": [TOOL, {**TOOL, "name": "g", "defer_loading": True}]}, {"tools": [FUNCTION]}),
-    ({"tools": [{**TOOL, "defer_loading": True}, {"type": "tool_search_tool_regex_20251119", "name": "s"}]}, {"tools": [FUNCTION]}),
+    ({"tools": [{**TOOL, "defer_loading": True}, {"type": "tool_search_tool_regex_20251119", "name": "s"}]},
+     {"tools": [FUNCTION]}),
     ({"tools": [TOOL, SERVER]}, {"tools": [FUNCTION]}),
     ({"tools": [SERVER]}, {}),
     ({"tools": [SERVER], "tool_choice": {"type": "auto"}}, {}),
@@ -138,7 +141,8 @@ ON = {"enable_thinking": True}
     ({"tools": [TOOL], "tool_choice": {"type": "none"}}, {"tools": [FUNCTION], "tool_choice": "none"}),
     ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True}},
      {"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False}),
-    ({"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": False}}, {"tools": [FUNCTION], "tool_choice": "auto"}),
+    ({"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": False}},
+     {"tools": [FUNCTION], "tool_choice": "auto"}),
 ])
 def test_fields(given, made):
     usual = {"model": "engine/model", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 100,
@@ -184,8 +188,10 @@ def test_thinking_in_the_words_of_other_templates(effort, made):
     ({"messages": [{"role": "user"}]}, "messages", "messages.0.content: Field required"),
     ({"messages": [user("a"), {"role": "assistant", "content": 5}]}, "messages", "messages.1.content: must be a text or a list"),
     ({"messages": [user({"type": "document", "source": {}})]}, "messages", "messages.0.content.0: a block of type 'document'"),
-    ({"messages": [user(text("a"), {"type": "search_result"})]}, "messages", "messages.0.content.1: a block of type 'search_result'"),
-    ({"messages": [user(result("t", {"type": "document"}))]}, "messages", "messages.0.content.0.content.0: a block of type 'document'"),
+    ({"messages": [user(text("a"), {"type": "search_result"})]}, "messages",
+     "messages.0.content.1: a block of type 'search_result'"),
+    ({"messages": [user(result("t", {"type": "document"}))]}, "messages",
+     "messages.0.content.0.content.0: a block of type 'document'"),
     ({"messages": [user(use("t", "f", {}))]}, "messages", "'tool_use' is not supported here"),
     ({"messages": [assistant(result("t", "x"))]}, "messages", "'tool_result' is not supported here"),
     ({"messages": [assistant({"type": "server_tool_use"})]}, "messages", "'server_tool_use'"),
@@ -201,7 +207,8 @@ def test_thinking_in_the_words_of_other_templates(effort, made):
     ({"messages": [user({"type": "image", "source": {"type": "file", "file_id": "f"}})]}, "messages", "source"),
     ({"messages": [user({"type": "image", "source": {"type": "base64", "data": "x"}})]}, "messages", "media_type"),
     ({"messages": [user({"type": "image", "source": {"type": "url", "url": 5}})]}, "messages", "source"),
-    ({"system": 5}, "system", "system: must be a text or a list"), ({"system": [PNG]}, "system", "system.0: a block of type 'image'"),
+    ({"system": 5}, "system", "system: must be a text or a list"),
+    ({"system": [PNG]}, "system", "system.0: a block of type 'image'"),
     ({"model": 5}, "model", "model"), ({"stream": "yes"}, "stream", "stream"),
     ({"temperature": "hot"}, "temperature", "number"), ({"temperature": True}, "temperature", "number"),
     ({"top_k": 1.5}, "top_k", "whole"), ({"stop_sequences": "x"}, "stop_sequences", "list"),
@@ -210,19 +217,23 @@ def test_thinking_in_the_words_of_other_templates(effort, made):
     ({"thinking": {"type": ["x"]}}, "thinking", "thinking.type"),
     ({"thinking": {"type": "enabled"}}, "thinking", "thinking.budget_tokens"),
     ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking", "thinking.budget_tokens"),
-    ({"output_config": []}, "output_config", "object"), ({"output_config": {"effort": "none"}}, "output_config", "output_config.effort"),
+    ({"output_config": []}, "output_config", "object"), ({"output_config": {"effort": "none"}}, "output_config",
+                                                         "output_config.effort"),
     ({"output_config": {"effort": {}}}, "output_config", "output_config.effort"),
     ({"output_config": {"format": {"type": "xml"}}}, "output_config", "output_config.format"),
     ({"tools": {}}, "tools", "list"), ({"tools": [5]}, "tools", "tools.0: must be an object"),
     ({"tools": [{"name": "f"}]}, "tools", "tools.0.input_schema: Field required"),
     ({"tools": [{"name": "f", "input_schema": 5}]}, "tools", "tools.0.input_schema: must be an object"),
     ({"tools": [{"input_schema": {}}]}, "tools", "tools.0.name: Field required"),
-    ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice", "object"), ({"tool_choice": {"type": "maybe"}}, "tool_choice", "tool_choice.type"),
+    ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice", "object"),
+    ({"tool_choice": {"type": "maybe"}}, "tool_choice", "tool_choice.type"),
     ({"tool_choice": {"type": []}}, "tool_choice", "tool_choice.type"),
-    ({"tools": [SERVER], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice", "'web_search' is none of the tools"),
+    ({"tools": [SERVER], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice",
+     "'web_search' is none of the tools"),
     ({"tools": [SERVER], "tool_choice": {"type": "any"}}, "tool_choice", "without an input_schema"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice", "none of the tools that can be called here (f)"),
-    ({"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}, "tool_choice", "disable_parallel_tool_use"),
+    ({"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}, "tool_choice",
+     "disable_parallel_tool_use"),
     ({"chat_template_kwargs": 5}, "chat_template_kwargs", "object"),
 ])
 def test_refusals_name_the_field(given, where, words):
@@ -258,7 +269,8 @@ WEATHER = {"id": "t1", "type": "function", "function": {"name": "f", "arguments"
     ([user(text("and now?"), result("t1", "21"), result("t2", text("a"), text("b")))],
      [{"role": "tool", "tool_call_id": "t1", "content": "21"}, {"role": "tool", "tool_call_id": "t2", "content": "a\nb"},
       {"role": "user", "content": "and now?"}]),
-    ([user(result("t1", "no such file", is_error=True))], [{"role": "tool", "tool_call_id": "t1", "content": "Error: no such file"}]),
+    ([user(result("t1", "no such file", is_error=True))], [{"role": "tool", "tool_call_id": "t1",
+                                                            "content": "Error: no such file"}]),
     ([user(result("t1"), {"type": "tool_result", "tool_use_id": "t2"})],
      [{"role": "tool", "tool_call_id": "t1", "content": ""}, {"role": "tool", "tool_call_id": "t2", "content": ""}]),
     # https://github.com/ggml-org/llama.cpp/pull/22536: images inside tool results were dropped
@@ -288,7 +300,8 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=sdk
 
 
 @pytest.mark.parametrize("system, made", [
-    ("Be brief.", "Be brief."), ([text("a", cache_control={"type": "ephemeral"}), text(""), text("b")], "a\nb"), ("", None), ([], None),
+    ("Be brief.", "Be brief."), ([text("a", cache_control={"type": "ephemeral"}), text(""), text("b")], "a\nb"), ("", None),
+    ([], None),
     # https://github.com/anthropics/claude-code/issues/68900, https://github.com/sgl-project/sglang/pull/21064 and more
     ([text(BILLING), text("You are")], "You are"), (BILLING, None), (BILLING + "\nYou are", "You are"),
     ([text(BILLING + "\n"), text("You are")], "You are"),
@@ -297,11 +310,12 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=sdk
     (BILLING[:40] + "\x01mark:0\x01", BILLING[:40] + "\x01mark:0\x01"),
 ])
 def test_system(system, made):
-    assert conversation(system=system) == [{"role": "system", "content": made}] * (made is not None) + [{"role": "user", "content": "Hello"}]
+    assert conversation(system=system) == [{"role": "system", "content": made}] * (made is not None) + [{"role": "user",
+        "content": "Hello"}]
 
 
 @pytest.mark.parametrize("effort, role", [("glm", "system"), ("no-switch", "system"), ("deepseek", "system"), ("qwen", "user"),
-                                          ("gpt-oss", "user"), ("none", "user")])
+    ("gpt-oss", "user"), ("none", "user")])
 def test_system_messages_stay_where_they_stand(effort, role):
     given = [user("a"), {"role": "system", "content": [text("note")]}, user("b")]
     assert conversation(*given, effort=effort) == [
@@ -314,7 +328,8 @@ def test_a_longer_conversation_begins_like_the_shorter_one():
     more = [user(text("do it")), assistant({"type": "thinking", "thinking": "hm", "signature": ""}, use("t", "f", {"a": 1})),
             user(result("t", "done", cache_control={"type": "ephemeral"})), {"role": "system", "content": "note"}]
     one = conversation(*first, system=[text(BILLING), text("You are")])
-    two = conversation(*more, system=[text(BILLING.replace("36ee5", "0aaa9")), text("You are", cache_control={"type": "ephemeral"})])
+    two = conversation(*more, system=[text(BILLING.replace("36ee5", "0aaa9")),
+                                      text("You are", cache_control={"type": "ephemeral"})])
     assert two[:len(one)] == one
 
 
@@ -330,7 +345,8 @@ def test_refs_are_inlined_where_a_template_cannot_follow_them():
 
 
 @pytest.mark.parametrize("schema, made", [
-    ({"$ref": "#/nowhere"}, {"$ref": "#/nowhere"}), ({"$ref": "https://x.org/s"}, {"$ref": "https://x.org/s"}), ({"$ref": 5}, {"$ref": 5}),
+    ({"$ref": "#/nowhere"}, {"$ref": "#/nowhere"}), ({"$ref": "https://x.org/s"}, {"$ref": "https://x.org/s"}),
+    ({"$ref": 5}, {"$ref": 5}),
     ({"properties": {"next": {"$ref": "#"}}}, {"properties": {"next": {"properties": {"next": {}}}}}),
     ({"a": {"$ref": "#/$defs/x"}, "$defs": {"x": {"$ref": "#/$defs/x"}}}, {"a": {}}),
 ])
@@ -345,18 +361,22 @@ def test_a_schema_that_explodes_stays_as_it_is():
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | st.floats(allow_nan=False) | st.text(max_size=4),
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=8)
+                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+                    max_leaves=8)
 BLOCKS = st.fixed_dictionaries({"type": st.sampled_from(["text", "image", "thinking", "tool_use", "tool_result", "document",
                                                                          "tool_reference"]) | JSON},
-                               optional={name: JSON for name in ("text", "source", "thinking", "id", "name", "input", "tool_use_id",
+                               optional={name: JSON for name in ("text", "source", "thinking", "id", "name", "input",
+                                                                 "tool_use_id",
                                                                  "content", "is_error")})
 MESSAGES = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]) | JSON},
                                           optional={"content": JSON | st.lists(BLOCKS, max_size=3)}) | JSON, max_size=3)
-TOOLS = st.lists(st.fixed_dictionaries({}, optional={name: JSON for name in ("name", "input_schema", "type", "description")}), max_size=3)
+TOOLS = st.lists(st.fixed_dictionaries({}, optional={name: JSON for name in ("name", "input_schema", "type", "description")}),
+                 max_size=3)
 FIELDS = {**{name: JSON for name in ("model", "system", "stream", "temperature", "top_p", "top_k", "stop_sequences", "thinking",
                                      "output_config", "output_format", "tool_choice", "metadata", *messages.PASSED)},
           "tools": TOOLS | JSON, "messages": MESSAGES | JSON, "max_tokens": JSON,
-          "thinking": st.fixed_dictionaries({}, optional={"type": st.sampled_from(["enabled", "adaptive"]) | JSON, "budget_tokens": JSON})}
+          "thinking": st.fixed_dictionaries({}, optional={"type": st.sampled_from(["enabled", "adaptive"]) | JSON,
+                                                          "budget_tokens": JSON})}
 
 
 @HYPO
@@ -373,8 +393,9 @@ def test_any_body_is_sent_on_or_refused(fields, good, effort):
 
 
 def test_endless_nesting_is_refused():
-    for deep in (b'{"messages": ' + b"[" * 100_000, json.dumps(ask()).encode()[:-1] + b', "tools": [{"name": "f", "input_schema": '
-                 + b'{"a":' * 990 + b"1" + b"}" * 990 + b"}]}"):
+    schema = b'{"a":' * 990 + b"1" + b"}" * 990
+    tools = json.dumps(ask()).encode()[:-1] + b', "tools": [{"name": "f", "input_schema": ' + schema + b"}]}"
+    for deep in (b'{"messages": ' + b"[" * 100_000, tools):
         try:
             read(deep, effort="qwen")
         except Refusal as error:
@@ -397,7 +418,8 @@ def test_count_tokens_needs_no_max_tokens():
     one = read(body, messages_count)
     assert (one.path, one.stream, one.model.id) == (None, None, "glm") and json.loads(b"".join(one.count))["tools"] == [FUNCTION]
     assert messages_count.write(12, one) == (b'{"input_tokens":12}', None)
-    assert json.loads(b"".join(read(body, messages_count, effort="gpt-oss").count))["chat_template_kwargs"] == {"reasoning_effort": "low"}
+    counted = json.loads(b"".join(read(body, messages_count, effort="gpt-oss").count))
+    assert counted["chat_template_kwargs"] == {"reasoning_effort": "low"}
 
 
 # ---- the stream
@@ -420,7 +442,8 @@ SHORT = {
     "ping": lambda value: ("ping",),
     "content_block_start": lambda value: (value["index"], *(value["content_block"][name] for name in ("type", "id", "name")
                                                             if name in value["content_block"])),
-    "content_block_delta": lambda value: (value["index"], "+" + value["delta"].pop("type").split("_")[0], *value["delta"].values()),
+    "content_block_delta": lambda value: (value["index"], "+" + value["delta"].pop("type").split("_")[0],
+                                          *value["delta"].values()),
     "content_block_stop": lambda value: (value["index"], "stop"),
     "message_delta": lambda value: (value["delta"]["stop_reason"], *filter(None, [value["delta"]["stop_sequence"]])),
     "message_stop": lambda value: ("end",),
@@ -470,41 +493,50 @@ STREAMS = {
     "text": (chunks(ROLE, says("Hello"), says(" there")), [*block(0, "text", "Hello there"), ("end_turn",)]),
     "no role chunk": (chunks(says("Hello"), says(" there")), [*block(0, "text", "Hello there"), ("end_turn",)]),
     "nothing": (chunks(ROLE), [("end_turn",)]),
-    "quotes, lines, other alphabets": (chunks(ROLE, says('"\\\n'), says('\u2028é🌍"}}')), [*block(0, "text", '"\\\n\u2028é🌍"}}'), ("end_turn",)]),
+    "quotes, lines, other alphabets": (chunks(ROLE, says('"\\\n'), says('\u2028é🌍"}}')),
+        [*block(0, "text", '"\\\n\u2028é🌍"}}'), ("end_turn",)]),
     # BerriAI/litellm/issues/31560, /32357, /29518, sgl-project/sglang/issues/26795: thinking lost, or inside a text block
     "thinking, text": (chunks(ROLE, thinks("Let"), thinks(" me"), says("Hello")),
                        [*block(0, "thinking", "Let me"), *block(1, "text", "Hello"), ("end_turn",)]),
     "thinking under its other name": (chunks(ROLE, {"reasoning_content": "Let"}, says("Hello")),
-                                      [*block(0, "thinking", "Let"), *block(1, "text", "Hello"), ("end_turn",)]),
+        [*block(0, "thinking", "Let"), *block(1, "text", "Hello"), ("end_turn",)]),
     # BerriAI/litellm/pull/30023: the first delta of each block that follows another was lost
     "both in one delta, with the finish": ([sse({**chunk({"reasoning": "Ok", "content": "Yes "}, "stop")}), DONE],
-                                           [*block(0, "thinking", "Ok"), *block(1, "text", "Yes "), ("end_turn",)]),
+        [*block(0, "thinking", "Ok"), *block(1, "text", "Yes "), ("end_turn",)]),
     "leaked tags": (chunks(ROLE, says("<thi"), says("nk>hm</think>\n\nwell")),
                     [*block(0, "thinking", "hm"), *block(1, "text", "well"), ("end_turn",)]),
     # ollama/ollama/issues/14816, BerriAI/litellm/issues/34692: a call without a text before it
-    "one call": (chunks(ROLE, calls((0, "t1", A)), calls((0, None, f(None, '{"a"'))), calls((0, None, f(None, ":1}"))), finish="tool_calls"),
+    "one call": (chunks(ROLE, calls((0, "t1", A)), calls((0, None, f(None, '{"a"'))), calls((0, None, f(None, ":1}"))),
+                        finish="tool_calls"),
                  [*call(0, "t1", "f", '{"a":1}'), ("tool_use",)]),
-    "a call at once": (chunks(ROLE, calls((0, "t1", f("f", '{"a":1}'))), finish="tool_calls"), [*call(0, "t1", "f", '{"a":1}'), ("tool_use",)]),
-    "a call without arguments": (chunks(ROLE, calls((0, "t1", f("f"))), finish="tool_calls"), [*call(0, "t1", "f", ""), ("tool_use",)]),
+    "a call at once": (chunks(ROLE, calls((0, "t1", f("f", '{"a":1}'))), finish="tool_calls"),
+                       [*call(0, "t1", "f", '{"a":1}'), ("tool_use",)]),
+    "a call without arguments": (chunks(ROLE, calls((0, "t1", f("f"))), finish="tool_calls"),
+                                 [*call(0, "t1", "f", ""), ("tool_use",)]),
     # BerriAI/litellm/issues/34692, vLLM's forced calls: they end with "stop"
-    "a call that ends with stop": (chunks(ROLE, calls((0, "t1", f("f", "{}"))), finish="stop"), [*call(0, "t1", "f", "{}"), ("tool_use",)]),
+    "a call that ends with stop": (chunks(ROLE, calls((0, "t1", f("f", "{}"))), finish="stop"),
+                                   [*call(0, "t1", "f", "{}"), ("tool_use",)]),
     "tool_calls without a call": (chunks(ROLE, says("Hello"), finish="tool_calls"), [*block(0, "text", "Hello"), ("end_turn",)]),
     # maximhq/bifrost/issues/3638, QuantumNous/new-api/issues/5482: several kinds in one message
     "thinking, text, two calls": (
         chunks(ROLE, thinks("hm"), says("Both."), calls((0, "t1", A)), calls((0, None, f(None, "{}"))), calls((1, "t2", B)),
                calls((1, None, f(None, '{"b":2}'))), finish="tool_calls"),
-        [*block(0, "thinking", "hm"), *block(1, "text", "Both."), *call(2, "t1", "f", "{}"), *call(3, "t2", "g", '{"b":2}'), ("tool_use",)]),
+        [*block(0, "thinking", "hm"), *block(1, "text", "Both."), *call(2, "t1", "f", "{}"), *call(3, "t2", "g", '{"b":2}'),
+         ("tool_use",)]),
     "two calls in one delta": (chunks(ROLE, calls((0, "t1", f("f", "{}")), (1, "t2", f("g", "{}"))), finish="tool_calls"),
                                [*call(0, "t1", "f", "{}"), *call(1, "t2", "g", "{}"), ("tool_use",)]),
     # orangeboyChen/codebuddy2api/pull/11: a block was opened while another one was open
-    "calls that mix": (chunks(ROLE, calls((0, "t1", A)), calls((1, "t2", B)), calls((0, None, f(None, '{"a"'))), calls((1, None, f(None, '{"b"'))),
+    "calls that mix": (chunks(ROLE, calls((0, "t1", A)), calls((1, "t2", B)), calls((0, None, f(None, '{"a"'))),
+                              calls((1, None, f(None, '{"b"'))),
                               calls((0, None, f(None, ":1}"))), calls((1, None, f(None, ":2}"))), finish="tool_calls"),
                        [*call(0, "t1", "f", '{"a":1}'), *call(1, "t2", "g", '{"b":2}'), ("tool_use",)]),
     "three that mix, the first one never whole": (
-        chunks(ROLE, calls((0, "t1", f("f", '{"a'))), calls((1, "t2", f("g", "{"))), calls((2, "t3", f("h", "{}"))), calls((1, None, f(None, "}"))),
+        chunks(ROLE, calls((0, "t1", f("f", '{"a'))), calls((1, "t2", f("g", "{"))), calls((2, "t3", f("h", "{}"))),
+               calls((1, None, f(None, "}"))),
                finish="tool_calls"),
         [*call(0, "t1", "f", '{"a'), *call(1, "t2", "g", "{}"), *call(2, "t3", "h", "{}"), ("tool_use",)]),
-    "text amid a call": (chunks(ROLE, calls((0, "t1", f("f", '{"a"'))), says("so"), calls((0, None, f(None, ":1}"))), says("!"), finish="tool_calls"),
+    "text amid a call": (chunks(ROLE, calls((0, "t1", f("f", '{"a"'))), says("so"), calls((0, None, f(None, ":1}"))), says("!"),
+                                finish="tool_calls"),
                          [*call(0, "t1", "f", '{"a":1}'), *block(1, "text", "so!"), ("tool_use",)]),
     "no index": (chunks(ROLE, calls((None, "t1", A)), calls((None, None, f(None, "{}"))), calls((None, "t2", B)),
                         calls((None, None, f(None, "{}"))), finish="tool_calls"),
@@ -512,38 +544,47 @@ STREAMS = {
     "one index for two": (chunks(ROLE, calls((0, "t1", f("f", "{}"))), calls((0, "t2", f("g", "{}"))), finish="tool_calls"),
                           [*call(0, "t1", "f", "{}"), *call(1, "t2", "g", "{}"), ("tool_use",)]),
     "id and name again with each piece": (
-        chunks(ROLE, calls((0, "t1", f("f", "{"))), calls((0, "t1", f("f", "}"))), finish="tool_calls"), [*call(0, "t1", "f", "{}"), ("tool_use",)]),
+        chunks(ROLE, calls((0, "t1", f("f", "{"))), calls((0, "t1", f("f", "}"))), finish="tool_calls"),
+        [*call(0, "t1", "f", "{}"), ("tool_use",)]),
     "no id": (chunks(ROLE, calls((0, None, f("f", "{}"))), finish="tool_calls"),
               [*call(0, "call_chatcmpl-a4d799bba2c27bd4_0", "f", "{}"), ("tool_use",)]),
     "a name that comes late": (chunks(ROLE, calls((0, "t1", f(None, ""))), calls((0, None, f("f", "{}"))), finish="tool_calls"),
                                [*call(0, "t1", "f", "{}"), ("tool_use",)]),
-    "a call without a name": (chunks(ROLE, says("so"), calls((0, "t1", f(None, "{}"))), finish="tool_calls"), [*block(0, "text", "so"), ("end_turn",)]),
-    "arguments as an object": (chunks(ROLE, calls((0, "t1", f("f", {"a": 1}))), finish="tool_calls"), [*call(0, "t1", "f", '{"a":1}'), ("tool_use",)]),
-    "white space between calls": (chunks(ROLE, says("\n"), calls((0, "t1", f("f", "{}"))), says("\n \n"), calls((1, "t2", f("g", "{}"))), says(" "),
+    "a call without a name": (chunks(ROLE, says("so"), calls((0, "t1", f(None, "{}"))), finish="tool_calls"),
+                              [*block(0, "text", "so"), ("end_turn",)]),
+    "arguments as an object": (chunks(ROLE, calls((0, "t1", f("f", {"a": 1}))), finish="tool_calls"),
+                               [*call(0, "t1", "f", '{"a":1}'), ("tool_use",)]),
+    "white space between calls": (chunks(ROLE, says("\n"), calls((0, "t1", f("f", "{}"))), says("\n \n"),
+                                         calls((1, "t2", f("g", "{}"))), says(" "),
                                          finish="tool_calls"),
                                   [*call(0, "t1", "f", "{}"), *call(1, "t2", "g", "{}"), ("tool_use",)]),
     # looplj/axonhub/pull/1677: a line end before the thinking opened a text block
     "white space before thinking": (chunks(ROLE, says("\n"), thinks("hm"), says("\n\n"), says("well")),
-                                    [*block(0, "thinking", "hm"), *block(1, "text", "\n\n\nwell"), ("end_turn",)]),
+        [*block(0, "thinking", "hm"), *block(1, "text", "\n\n\nwell"), ("end_turn",)]),
     "white space alone": (chunks(ROLE, says("\n"), says(" ")), [("end_turn",)]),
     "white space inside a text": (chunks(ROLE, says("a"), says("\n\n"), says("b")), [*block(0, "text", "a\n\nb"), ("end_turn",)]),
     # musistudio/claude-code-router/issues/1725, Wei-Shaw/sub2api/pull/4286: later thinking went into the block before it
-    "thinking again after a call": (chunks(ROLE, thinks("a"), calls((0, "t1", f("f", "{}"))), thinks("b"), says("c"), finish="tool_calls"),
-                                    [*block(0, "thinking", "a"), *call(1, "t1", "f", "{}"), *block(2, "thinking", "b"), *block(3, "text", "c"),
-                                     ("tool_use",)]),
+    "thinking again after a call": (chunks(ROLE, thinks("a"), calls((0, "t1", f("f", "{}"))), thinks("b"), says("c"),
+                                           finish="tool_calls"),
+        [*block(0, "thinking", "a"), *call(1, "t1", "f", "{}"), *block(2, "thinking", "b"),
+                                     *block(3, "text", "c"),
+    ("tool_use",)]),
     "text, late thinking, call": (chunks(ROLE, says("a"), thinks("b"), calls((0, "t1", f("f", "{}"))), finish="tool_calls"),
                                   [*block(0, "text", "a"), *block(1, "thinking", "b"), *call(2, "t1", "f", "{}"), ("tool_use",)]),
     "cut by max_tokens": (chunks(ROLE, says("Hello"), finish="length"), [*block(0, "text", "Hello"), ("max_tokens",)]),
-    "cut amid a call": (chunks(ROLE, calls((0, "t1", f("f", '{"a'))), finish="length"), [*call(0, "t1", "f", '{"a'), ("max_tokens",)]),
+    "cut amid a call": (chunks(ROLE, calls((0, "t1", f("f", '{"a'))), finish="length"),
+                        [*call(0, "t1", "f", '{"a'), ("max_tokens",)]),
     "cut amid thinking": (chunks(ROLE, thinks("a"), finish="length"), [*block(0, "thinking", "a"), ("max_tokens",)]),
-    "a stop sequence": (chunks(ROLE, says("Yes "), stop_reason="indeed"), [*block(0, "text", "Yes "), ("stop_sequence", "indeed")]),
+    "a stop sequence": (chunks(ROLE, says("Yes "), stop_reason="indeed"),
+                        [*block(0, "text", "Yes "), ("stop_sequence", "indeed")]),
     "the number of a stop token": (chunks(ROLE, says("Yes"), stop_reason=319), [*block(0, "text", "Yes"), ("end_turn",)]),
     "refused": (chunks(ROLE, says("I"), finish="content_filter"), [*block(0, "text", "I"), ("refusal",)]),
     "an unknown end": (chunks(ROLE, says("I"), finish="eos"), [*block(0, "text", "I"), ("end_turn",)]),
     "vLLM": (chat_chunks("Hello there", reasoning="Let me", tools=[("f", ['{"a"', ":1}"])], usage=True), None),
     "llama.cpp": (llama_chunks("Hello there", reasoning="Let me", tools=[("f", ['{"a"', ":1}"])], usage=True), None),
 }
-WHOLE = [*block(0, "thinking", "Let me"), *block(1, "text", "Hello there"), (2, "tool_use", None, "f"), (2, "+input", '{"a":1}'), (2, "stop"),
+WHOLE = [*block(0, "thinking", "Let me"), *block(1, "text", "Hello there"), (2, "tool_use", None, "f"), (2, "+input", '{"a":1}'),
+         (2, "stop"),
          ("tool_use",)]
 
 
@@ -589,7 +630,8 @@ def test_events_as_they_are():
         'event: ping\ndata: {"type":"ping"}',
         'event: content_block_start\ndata: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}',
         'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hello"}}',
-        'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":" there"}}',
+        'event: content_block_delta\n'
+        'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":" there"}}',
         'event: content_block_stop\ndata: {"type":"content_block_stop","index":0}',
         'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn","stop_sequence":null},'
         '"usage":{"input_tokens":15,"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":3,'
@@ -612,7 +654,8 @@ def test_usage_without_the_engines_figures():
 
 
 @pytest.mark.parametrize("usage, made", [
-    ({"prompt_tokens": 516, "completion_tokens": 11, "prompt_tokens_details": {"cached_tokens": 384, "created_cache_tokens": 128}},
+    ({"prompt_tokens": 516, "completion_tokens": 11, "prompt_tokens_details": {"cached_tokens": 384,
+        "created_cache_tokens": 128}},
      {"input_tokens": 4, "cache_creation_input_tokens": 128, "cache_read_input_tokens": 384, "output_tokens": 11}),
     ({"prompt_tokens": 37, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 24}},
      {"input_tokens": 13, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 24, "output_tokens": 3}),
@@ -624,7 +667,8 @@ def test_usage_without_the_engines_figures():
      {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 10, "output_tokens": 3}),
     ({"completion_tokens": 3, "completion_tokens_details": {"reasoning_tokens": 2}},
      {"output_tokens": 3, "output_tokens_details": {"thinking_tokens": 2}}),
-    ({"prompt_tokens": "x", "completion_tokens": -1, "prompt_tokens_details": [], "completion_tokens_details": True}, {}), (None, {}), ([], {}),
+    ({"prompt_tokens": "x", "completion_tokens": -1, "prompt_tokens_details": [], "completion_tokens_details": True}, {}),
+    (None, {}), ([], {}),
 ])
 def test_figures_add_up_to_the_prompt(usage, made):
     assert figures(usage) == made
@@ -667,7 +711,8 @@ def test_a_plain_answer(make, thinks):
     assert (said["id"], said["type"], said["role"], said["model"]) == ("msg_01", "message", "assistant", "claude-x")
     ids = [block.pop("id") for block in said["content"] if block["type"] == "tool_use"]
     assert said["content"] == [*[{"type": "thinking", "thinking": "Let me", "signature": ""}] * thinks, text("Hello there"),
-                               {"type": "tool_use", "name": "f", "input": {"a": 1}}, {"type": "tool_use", "name": "g", "input": {}}]
+                               {"type": "tool_use", "name": "f", "input": {"a": 1}},
+                               {"type": "tool_use", "name": "g", "input": {}}]
     assert len(set(ids)) == 2 and (said["stop_reason"], said["stop_sequence"]) == ("tool_use", None)
     assert (said["usage"]["input_tokens"], said["usage"]["cache_read_input_tokens"]) == (7, 8) and usage["prompt_tokens"] == 15
 
@@ -717,7 +762,8 @@ def test_a_plain_answer_to_a_stream():
     assert [line[:2] for line in found[2:]] == [line[:2] for line in [*WHOLE, ("end",)]]
 
 
-@pytest.mark.parametrize("answer", [{}, {"choices": [], "usage": 5}, {"choices": [{}], "id": 5}, {"choices": [{"message": None}], "id": []}])
+@pytest.mark.parametrize("answer", [{}, {"choices": [], "usage": 5}, {"choices": [{}], "id": 5},
+                                    {"choices": [{"message": None}], "id": []}])
 def test_hardly_an_answer(answer):
     said, _ = write(answer)
     assert said["content"] == [] and said["id"].startswith("msg_") and said["usage"] == {}
@@ -725,14 +771,16 @@ def test_hardly_an_answer(answer):
 
 def test_the_answers_model_is_the_one_asked_for():
     """https://github.com/musistudio/claude-code-router/issues/1629: Claude Code drops the thinking of any other model."""
-    assert write(completion("x"), named="claude-x")[0]["model"] == "claude-x" and write(completion("x"), named=None)[0]["model"] == "glm"
+    assert write(completion("x"), named="claude-x")[0]["model"] == "claude-x" and write(completion("x"),
+        named=None)[0]["model"] == "glm"
 
 
 # ---- refusals
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Refusal) and kind is not Refusal]
 NAMES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-         413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 502: "api_error", 503: "overloaded_error", 504: "api_error"}
+         413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 502: "api_error", 503: "overloaded_error",
+         504: "api_error"}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -750,9 +798,11 @@ def test_other_statuses(status, name):
 
 
 @pytest.mark.parametrize("said, made", [
-    ("This model's maximum context length is 2048 tokens. However, your prompt contains at least 2049 input tokens, which exceeds this "
-     "limit even without any output tokens. Please reduce the length of the input prompt.", "prompt is too long: 2049 tokens > 2048 maximum"),
-    ("request (6031 tokens) exceeds the available context size (4096 tokens), try increasing it", "prompt is too long: 6031 tokens > 4096 maximum"),
+    ("This model's maximum context length is 2048 tokens. However, your prompt contains at least 2049 input tokens, which "
+     "exceeds this limit even without any output tokens. Please reduce the length of the input prompt.",
+     "prompt is too long: 2049 tokens > 2048 maximum"),
+    ("request (6031 tokens) exceeds the available context size (4096 tokens), try increasing it",
+     "prompt is too long: 6031 tokens > 4096 maximum"),
     ("the context length is exceeded", "prompt is too long: the context length is exceeded"),
 ])
 def test_a_prompt_that_is_too_long_says_so_in_the_words_that_clients_know(said, made):

@@ -43,11 +43,13 @@ def test_plain(shared):
     assert value["usage"]["input_tokens"] == 7 and value["usage"]["cache_read_input_tokens"] == 8
     assert answer.headers["request-id"] and answer.headers["content-type"] == "application/json"
     sent = shared.engine.requests[-1]
-    assert (sent.path, sent.json()["model"]) == ("/v1/chat/completions", MODEL) and not shared.engine.probes[-1].path.startswith("/tok")
+    assert (sent.path, sent.json()["model"]) == ("/v1/chat/completions",
+                                                 MODEL) and not shared.engine.probes[-1].path.startswith("/tok")
 
 
 @pytest.mark.parametrize("headers", [
-    {"authorization": None, "x-api-key": "KEY"}, {}, {"anthropic-version": "2023-06-01", "anthropic-beta": "a-2025-01-01,b-2025-01-01"},
+    {"authorization": None, "x-api-key": "KEY"}, {}, {"anthropic-version": "2023-06-01",
+                                                      "anthropic-beta": "a-2025-01-01,b-2025-01-01"},
     {"anthropic-version": "2099-01-01"}])
 @pytest.mark.parametrize("query", ["", "?beta=true"])
 def test_ways_to_ask(shared, headers, query):
@@ -60,7 +62,8 @@ def test_stream(shared):
     answer = post(shared, stream=True, thinking={"type": "adaptive"})
     assert answer.headers["content-type"].startswith("text/event-stream") and answer.headers["request-id"]
     data = answer.read_all()
-    assert transcript(data)[:3] == [("start", COUNTED), ("ping",), (0, "thinking")] and transcript(data)[-2:] == [("end_turn",), ("end",)]
+    assert transcript(data)[:3] == [("start", COUNTED), ("ping",), (0, "thinking")] and transcript(data)[-2:] == [("end_turn",),
+        ("end",)]
     assert b'"input_tokens":7,"cache_creation_input_tokens":0,"cache_read_input_tokens":8' in data
     assert [probe.json()["messages"] for probe in shared.engine.probes if probe.path == "/tokenize"] == [HELLO]
 
@@ -78,7 +81,8 @@ def test_a_large_body_comes_whole(gateway, engine):
     words, image = 'say "hi"\n\\ é 🌍' * 3000, "iVBORw0K" * 400_000
     use = {"type": "tool_use", "id": "t", "name": "Write", "input": {"content": words, "n": 1}}
     result = {"type": "tool_result", "tool_use_id": "t", "is_error": True, "content": [
-        {"type": "text", "text": words}, {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": image}}]}
+        {"type": "text", "text": words}, {"type": "image", "source": {"type": "base64", "media_type": "image/png",
+            "data": image}}]}
     answer = post(front, stream=True, system=[{"type": "text", "text": words}], messages=[
         {"role": "user", "content": words}, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}])
     assert answer.status == 200 and answer.read_all()
@@ -121,8 +125,9 @@ def test_wrong_methods_and_bodies(shared):
         assert failure(shared.client().post(path, b"{}", {"content-encoding": "gzip"}))[0] == 415
 
 
-@pytest.mark.parametrize("path, status, kind", [("/v1/nothing", 404, "not_found_error"), ("/v1/models/none", 404, "not_found_error"),
-                                                ("/v1/models?limit=x", 400, "invalid_request_error")])
+@pytest.mark.parametrize("path, status, kind", [("/v1/nothing", 404, "not_found_error"),
+    ("/v1/models/none", 404, "not_found_error"),
+    ("/v1/models?limit=x", 400, "invalid_request_error")])
 def test_who_sends_anthropics_version_is_answered_in_its_shape(shared, path, status, kind):
     assert failure(shared.client().get(path, {"anthropic-version": "2023-06-01"}))[:2] == (status, kind)
     assert set(shared.client().get(path).json()["error"]) == {"message", "type", "code", "param"}
@@ -146,7 +151,8 @@ def test_the_queue(gateway, engine):
     waiting.start("POST", PATH, body(stream=True))      # one of a key may always wait
     wait_until(lambda: gauges(front)["sparks_queued"] == 1, 5)
     answer = post(front)
-    assert failure(answer)[:2] == (503, "overloaded_error") and answer.headers["retry-after"] and "x-should-retry" not in answer.headers
+    assert failure(answer)[:2] == (503, "overloaded_error")
+    assert answer.headers["retry-after"] and "x-should-retry" not in answer.headers
     first = next(waiting.answer().events())
     assert (first.comment, first.name, first.data) == ("queued 1", "ping", '{"type":"ping"}')
     held.close()
@@ -166,7 +172,7 @@ def test_requests_a_minute(gateway):
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("step, expected, word", [
-    (refusal(400, "This model's maximum context length is 2048 tokens. However, your prompt contains at least 2049 input tokens, which"),
+    (refusal(400, "This model's maximum context length is 2048 tokens. However, your prompt contains 2049 input tokens, which"),
      (400, "invalid_request_error"), "prompt is too long: 2049 tokens > 2048 maximum"),
     (refusal(500, "no"), (500, "api_error"), "no"),
     (Json({"error": {"message": "Loading model", "code": 503}}, 503), (503, "overloaded_error"), "Loading"),
@@ -177,10 +183,12 @@ def test_refusals_of_the_engine(shared, streams, step, expected, word):
     answer = post(shared, stream=streams)
     status, kind, message = failure(answer)
     assert (status, kind) == expected and word in message
-    assert (answer.headers.get("x-should-retry") == "false") == (status == 400) and ("retry-after" in answer.headers) == (status == 503)
+    assert (answer.headers.get("x-should-retry") == "false") == (status == 400)
+    assert ("retry-after" in answer.headers) == (status == 503)
 
 
-@pytest.mark.parametrize("ending", [[died(), b"data: [DONE]\n\n"], [Close()], [b"data: [DONE]\n\n"]], ids=["error", "cut", "no finish"])
+@pytest.mark.parametrize("ending", [[died(), b"data: [DONE]\n\n"], [Close()], [b"data: [DONE]\n\n"]],
+                         ids=["error", "cut", "no finish"])
 def test_failure_in_the_middle(shared, ending):
     shared.engine.play(*chat_chunks("Hello there")[:3], *ending)
     answer = post(shared, stream=True)
@@ -218,8 +226,10 @@ def test_count_tokens(gateway, engine, like):
 
 def test_images_count_by_an_estimate(shared):
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
-    plain = post(shared, COUNT, messages=[{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]).json()["input_tokens"]
-    seen = post(shared, COUNT, messages=[{"role": "user", "content": [{"type": "text", "text": "Hello"}, image, image]}]).json()["input_tokens"]
+    plain = post(shared, COUNT, messages=[{"role": "user", "content": [{"type": "text",
+        "text": "Hello"}]}]).json()["input_tokens"]
+    seen = post(shared, COUNT, messages=[{"role": "user", "content": [{"type": "text", "text": "Hello"}, image,
+        image]}]).json()["input_tokens"]
     assert 3000 <= seen - plain < 3010
 
 
@@ -270,5 +280,6 @@ def test_nothing_of_counting_is_left_behind(engine, tmp_path, stock):
                 if n % 4 == 3:
                     next(connection.answer().events())
         idle(gateway)
-        wait_until(lambda: state()["greenlets"] <= before and state()["live"] <= 1, 5, what=f"{before} greenlets again ({state()})")
+        wait_until(lambda: state()["greenlets"] <= before and state()["live"] <= 1, 5,
+                   what=f"{before} greenlets again ({state()})")
         assert state()["held"] == 0

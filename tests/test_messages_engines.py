@@ -11,7 +11,8 @@ PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TOOL = {"name": "get_weather", "description": "w", "input_schema": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
 THINK = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
-HISTORY = [user("weather"), assistant({"type": "thinking", "thinking": "r1", "signature": ""}, text("ok"), use("t1", "get_weather", {"city": "Paris"})),
+HISTORY = [user("weather"), assistant({"type": "thinking", "thinking": "r1", "signature": ""}, text("ok"),
+                                      use("t1", "get_weather", {"city": "Paris"})),
            user(result("t1", "21C"))]
 
 
@@ -31,7 +32,8 @@ def both(engine, gateway, path=PATH, **fields):
 
 def blocks_of(answer):
     """An answer's blocks without what no two answers share."""
-    return [{name: value for name, value in block.items() if name not in ("id", "signature")} for block in answer.json()["content"]]
+    return [{name: value for name, value in block.items() if name not in ("id",
+        "signature")} for block in answer.json()["content"]]
 
 
 # ---- llama.cpp
@@ -45,10 +47,12 @@ def tiny(*messages, **fields):
     return {"model": "tiny", "max_tokens": 12, "temperature": 0, "messages": list(messages) or [user("Hello")], **fields}
 
 
-@pytest.mark.parametrize("fields", [tiny(), tiny(user("a"), assistant(text("b")), user(text("c"), text("d"))), tiny(system="Be brief.")])
+@pytest.mark.parametrize("fields", [tiny(), tiny(user("a"), assistant(text("b")), user(text("c"), text("d"))),
+                                    tiny(system="Be brief.")])
 def test_llama_says_the_same(llama, llama_front, fields):
     theirs, ours = both(llama, llama_front, **fields)
-    assert "".join(block.get("text", "") for block in blocks_of(ours)) == "".join(block.get("text", "") for block in blocks_of(theirs))
+    assert "".join(block.get("text", "") for block in blocks_of(ours)) == "".join(block.get("text",
+        "") for block in blocks_of(theirs))
     sums = [sum(value for name, value in answer.json()["usage"].items() if "input" in name) for answer in (theirs, ours)]
     assert sums[0] == sums[1] and theirs.json()["stop_reason"] == ours.json()["stop_reason"]
     stream = llama_front.client(timeout=60).post(PATH, {**fields, "stream": True})
@@ -80,11 +84,13 @@ def glm(*messages, **fields):
 
 real = pytest.mark.vllm
 SAME = {
-    "text": glm(user("say @answer"), **THINK), "short": glm(user("hi @short"), **THINK), "cut characters": glm(user("say @utf"), **THINK),
+    "text": glm(user("say @answer"), **THINK), "short": glm(user("hi @short"), **THINK),
+        "cut characters": glm(user("say @utf"), **THINK),
     "a call": glm(user("weather"), tools=[TOOL], **THINK), "two calls": glm(user("say @tool2"), tools=[TOOL], **THINK),
     "any": glm(user("weather"), tools=[TOOL], tool_choice={"type": "any"}, **THINK),
     "named": glm(user("weather"), tools=[TOOL], tool_choice={"type": "tool", "name": "get_weather"}, **THINK),
-    "a result": glm(*HISTORY, tools=[TOOL], **THINK), "a stop sequence": glm(user("hi @short"), stop_sequences=["indeed"], **THINK),
+    "a result": glm(*HISTORY, tools=[TOOL], **THINK), "a stop sequence": glm(user("hi @short"), stop_sequences=["indeed"],
+        **THINK),
     "thinking off": glm(user("hi @short"), thinking={"type": "disabled"}),
 }
 
@@ -95,7 +101,8 @@ SAME = {
 def test_vllm_says_the_same(vllm, vllm_front, name):
     theirs, ours = both(vllm, vllm_front, **SAME[name])
     assert blocks_of(ours) == blocks_of(theirs)
-    assert [ours.json()[part] for part in ("stop_reason", "stop_sequence")] == [theirs.json().get(part) for part in ("stop_reason", "stop_sequence")]
+    for part in ("stop_reason", "stop_sequence"):
+        assert ours.json()[part] == theirs.json().get(part)
     found = transcript(vllm_front.client(timeout=60).post(PATH, {**SAME[name], "stream": True}).read_all())
     usage = ours.json()["usage"]
     assert found[0] == ("start", sum(value for part, value in usage.items() if "input" in part)) and found[-1] == ("end",)
@@ -117,12 +124,14 @@ def test_vllm_counts_what_it_reads(vllm, vllm_front, thinking):
 @pytest.mark.timeout(600)
 def test_vllm_differs(vllm, vllm_front):
     theirs, ours = both(vllm, vllm_front, **glm(user("hi @short")))             # thinking is asked for, or there is none
-    assert [block["type"] for block in blocks_of(theirs)] == ["thinking", "text"] and [block["type"] for block in blocks_of(ours)] == ["text"]
+    assert [block["type"] for block in blocks_of(theirs)] == ["thinking",
+                                                              "text"] and [block["type"] for block in blocks_of(ours)] == ["text"]
     theirs, ours = both(vllm, vllm_front, **glm(user("hi @short"), max_tokens=128_000))         # as Claude Code asks
     assert (theirs.status, ours.status) == (400, 200)
     theirs, ours = both(vllm, vllm_front, **glm(user("x" * 40_000)))
     assert theirs.json()["error"]["type"] == "BadRequestError"
-    assert ours.json()["error"] == {"type": "invalid_request_error", "message": "prompt is too long: 32769 tokens > 32768 maximum"}
+    assert ours.json()["error"] == {"type": "invalid_request_error",
+                                    "message": "prompt is too long: 32769 tokens > 32768 maximum"}
     theirs, ours = both(vllm, vllm_front, model="glm-tiny", messages=[user("hi")])
     assert "type" not in theirs.json() and ours.json()["error"]["message"] == "max_tokens: Field required"
     theirs, ours = both(vllm, vllm_front, **glm(user("hi @short"), model="claude-x"))
@@ -140,7 +149,8 @@ def test_vllm_sessions_share_their_prefix(vllm, vllm_front):
         return vllm_front.client(timeout=60).post(PATH, glm(*messages, system=system, tools=[TOOL])).json()["usage"]
     first = usage(user("one @short"), billing="36ee5")
     second = usage(user("two @short"), billing="0aaa9")
-    longer = usage(user("two @short"), assistant(text("Yes indeed")), {"role": "system", "content": "note"}, user("three @short"), billing="ffff1")
+    longer = usage(user("two @short"), assistant(text("Yes indeed")), {"role": "system", "content": "note"},
+                   user("three @short"), billing="ffff1")
     print("\n", json.dumps([first, second, longer]))
     for found in (second, longer):
         total = sum(value for part, value in found.items() if "input" in part)

@@ -229,7 +229,8 @@ def test_served_names_of_one_root_share_its_slots(gateway, engine):
     engine.models = [{"id": name, "root": "/models/glm"} for name in ("first", "second")]
     until(front, ["first", "second"])
     engine.always(lambda request: [Head(), Hang()])
-    held = [front.client().post(CHAT, {"messages": [{"role": "user", "content": "Hi"}], "model": name, "stream": True}) for name in ("first", "second")]
+    held = [front.client().post(CHAT, {"messages": [{"role": "user", "content": "Hi"}], "model": name,
+                                       "stream": True}) for name in ("first", "second")]
     assert engine.active == engine.max_active == 1
     for answer in held:
         answer.close()

@@ -40,7 +40,8 @@ def asked(**fields):
 def strict(kind, value):
     """The value, if it is one of that type in every field; unknown fields are none of it."""
     data = json.dumps(value).encode()
-    checked = kind.validate_json(data, strict=True) if isinstance(kind, pydantic.TypeAdapter) else kind.model_validate_json(data, strict=True)
+    checked = kind.validate_json(data, strict=True) if isinstance(kind, pydantic.TypeAdapter) else kind.model_validate_json(data,
+        strict=True)
     assert json.loads(checked.model_dump_json(exclude_unset=True)) == value, value
     assert not checked.model_extra
     return checked
@@ -58,7 +59,8 @@ def test_message(shared, client, make):
     raw = client.messages.with_raw_response.create(**asked(**THINK))
     message = raw.parse()
     assert [block.type for block in message.content] == ["thinking", "text"] and message.content[1].text == "Hello there"
-    assert (message.stop_reason, message.role, message.usage.input_tokens, message.usage.cache_read_input_tokens) == ("end_turn", "assistant", 7, 8)
+    assert (message.stop_reason, message.role, message.usage.input_tokens, message.usage.cache_read_input_tokens) == ("end_turn",
+        "assistant", 7, 8)
     assert message._request_id == shared.engine.requests[-1].header("x-request-id")
     strict(Message, json.loads(raw.text()))
 
@@ -68,14 +70,16 @@ def test_tools_and_their_results(shared, client):
     message = client.messages.create(**asked(tools=TOOLS, tool_choice={"type": "any"}))
     assert calls_of(message) == WANTED and message.stop_reason == "tool_use"
     results = [{"type": "tool_result", "tool_use_id": block.id, "content": "19"} for block in message.content]
-    client.messages.create(**asked(tools=TOOLS, messages=[*HELLO, {"role": "assistant", "content": message.content}, {"role": "user", "content": results}]))
+    client.messages.create(**asked(tools=TOOLS, messages=[*HELLO, {"role": "assistant", "content": message.content},
+                                                          {"role": "user", "content": results}]))
     sent = shared.engine.requests[-1].json()["messages"]
     assert [part["function"]["name"] for part in sent[1]["tool_calls"]] == ["get_weather", "get_time"]
     assert [told["tool_call_id"] for told in sent[2:]] == [block.id for block in message.content]
 
 
 def test_images(shared, client):
-    client.messages.create(**asked(messages=[user(text("what?"), PNG), {"role": "assistant", "content": [use("t", "f", {})]}, user(result("t", PNG))]))
+    client.messages.create(**asked(messages=[user(text("what?"), PNG), {"role": "assistant", "content": [use("t", "f", {})]},
+                                             user(result("t", PNG))]))
     sent = shared.engine.requests[-1].json()["messages"]
     assert [part["type"] for part in sent[0]["content"]] == ["text", "image_url"] and sent[3]["content"][1]["type"] == "image_url"
 
@@ -116,8 +120,10 @@ def test_stream_helper(shared, client, make):
     with client.messages.stream(**asked(tools=TOOLS, **THINK)) as stream:
         kinds = [event.type for event in stream]
         message = stream.get_final_message()
-    assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"] and calls_of(message) == WANTED
-    assert (message.content[0].thinking, message.content[0].signature, message.content[1].text) == ("Let me think", "", "Hello there, you")
+    assert [block.type for block in message.content] == ["thinking", "text", "tool_use",
+                                                         "tool_use"] and calls_of(message) == WANTED
+    assert (message.content[0].thinking, message.content[0].signature, message.content[1].text) == ("Let me think", "",
+        "Hello there, you")
     assert (message.usage.input_tokens, message.usage.cache_read_input_tokens, message.stop_reason) == (7, 8, "tool_use")
     assert {"thinking", "text", "input_json", "content_block_stop", "message_stop"} <= set(kinds)
     assert stream.request_id == shared.engine.requests[-1].header("x-request-id")
@@ -156,13 +162,15 @@ def test_tool_runner(shared, client):
 
 def test_count_tokens(shared, client):
     count = client.messages.count_tokens(model=MODEL, messages=HELLO, tools=TOOLS)
-    assert count.input_tokens == COUNTED and client.beta.messages.count_tokens(model="claude-x", messages=HELLO).input_tokens == COUNTED
+    assert count.input_tokens == COUNTED and client.beta.messages.count_tokens(model="claude-x",
+        messages=HELLO).input_tokens == COUNTED
     strict(MessageTokensCount, {"input_tokens": count.input_tokens})
 
 
 def test_models(shared, client):
     models = list(client.models.list(limit=1))
-    assert [(model.id, model.type, model.display_name, model.max_input_tokens) for model in models] == [(MODEL, "model", MODEL, 850_000)]
+    assert [(model.id, model.type, model.display_name, model.max_input_tokens) for model in models] == [(MODEL, "model", MODEL,
+        850_000)]
     assert client.models.retrieve(MODEL).created_at == models[0].created_at and isinstance(models[0], ModelInfo)
     assert models[0].created_at.year == 1970 and client.models.retrieve("claude-haiku-4-5").id == MODEL
 

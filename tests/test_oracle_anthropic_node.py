@@ -24,7 +24,8 @@ def ask(shared, folder):
     def ask(case, retries=0, key=None, **fields):
         usual = {name: value for name, value in clean_environment().items() if not name.startswith(("ANTHROPIC_", "NODE_"))}
         environment = {**usual, "SPARKS_BASE_URL": shared.url, "SPARKS_API_KEY": key or shared.key, "RETRIES": str(retries)}
-        done = subprocess.run([shutil.which("node"), "anthropic.mjs", case, json.dumps(fields)], cwd=folder, env=environment, timeout=30,
+        done = subprocess.run([shutil.which("node"), "anthropic.mjs", case, json.dumps(fields)], cwd=folder, env=environment,
+                              timeout=30,
                               stdin=subprocess.DEVNULL, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -44,7 +45,8 @@ def calls_of(message):
 def test_message(shared, ask, make):
     shared.engine.play(Json(make("Hello there", reasoning="Let me think", tools=TWO_CALLS, cached=8)))
     message = result(ask("message", **STREAM_TOOLS))
-    assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use", "tool_use"] and calls_of(message) == WANTED
+    assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use",
+                                                               "tool_use"] and calls_of(message) == WANTED
     assert message["stop_reason"] == "tool_use" and message["usage"]["input_tokens"] == 7
 
 
@@ -53,16 +55,19 @@ def test_stream_helper(shared, ask, make):
     shared.engine.play(*make("Hello there, you", reasoning="Let me think", tools=TWO_CALLS, usage=True, cached=8))
     found = result(ask("helper", **STREAM_TOOLS))
     message = found["message"]
-    assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use", "tool_use"] and calls_of(message) == WANTED
+    assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use",
+                                                               "tool_use"] and calls_of(message) == WANTED
     assert found["said"] == {"text": "Hello there, you", "thinking": "Let me think", "inputs": [list(pair) for pair in WANTED]}
-    assert (message["usage"]["input_tokens"], message["usage"]["cache_read_input_tokens"], message["stop_reason"]) == (7, 8, "tool_use")
+    assert (message["usage"]["input_tokens"], message["usage"]["cache_read_input_tokens"], message["stop_reason"]) == (7, 8,
+        "tool_use")
     assert found["requestID"] == shared.engine.requests[-1].header("x-request-id")
 
 
 def test_stream(shared, ask):
     shared.engine.play(*chat_chunks("Hello there", reasoning="Let me think", usage=True))
     events = result(ask("stream"))["events"]
-    assert [event["type"] for event in events] == ["message_start", "content_block_start", "content_block_delta", "content_block_delta",
+    assert [event["type"] for event in events] == ["message_start", "content_block_start", "content_block_delta",
+                                                   "content_block_delta",
                                                    "content_block_stop", "message_delta", "message_stop"]
 
 

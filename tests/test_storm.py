@@ -431,9 +431,11 @@ def marked_bodies():
         yield PATH, {"messages": [text], "stream": streams, "model": MARK}, None, {}
         yield PATH, {"messages": [{"role": MARK, "content": MARK}], "stream": streams}, None, {}
         use = {"type": "tool_use", "id": MARK, "name": MARK, "input": MARK}
-        yield PATHS[1], {"messages": [text, {"role": "assistant", "content": [use]}], "max_tokens": 9, "system": MARK, "stream": streams,
+        yield PATHS[1], {"messages": [text, {"role": "assistant", "content": [use]}], "max_tokens": 9, "system": MARK,
+                         "stream": streams,
                          "tools": [{"name": MARK, "input_schema": {MARK: MARK}}], "metadata": {"user_id": MARK}}, None, {}
-        yield PATHS[1], {"messages": [{"role": "user", "content": [{"type": MARK}]}], "max_tokens": 9}, None, {"anthropic-beta": MARK}
+        yield PATHS[1], {"messages": [{"role": "user", "content": [{"type": MARK}]}],
+                         "max_tokens": 9}, None, {"anthropic-beta": MARK}
         yield f"{PATHS[1]}/count_tokens?{MARK}=1", {"messages": [text]}, None, {"anthropic-version": MARK}
         yield PATH, {"messages": [text], "stream": streams, "stop": MARK, "seed": MARK, "max_tokens": MARK}, None, {}
         yield PATH, {"messages": [text], "stream": streams}, f"sk-sparks-{MARK}", {}
