@@ -18,7 +18,7 @@ LATE_SYSTEM = ("glm", "no-switch", "deepseek")      # effort tables whose templa
 BARE_SCHEMAS = ("qwen", "gpt-oss")                  # those whose templates render a schema's fields, and know no $ref
 BILLING = re.compile(r"x-anthropic-billing-header:[^\n\x01]*(?:\n|$)")       # \x01: where a large body's text is left out
 REFUSED = {"document": "send its text, or images of its pages"}
-DEEPEST, MOST = 16, 10_000                          # levels of $ref in each other, and objects that inlining may make
+DEEPEST, MOST = 16, 20_000                          # levels of $ref in each other, and values that inlining may make
 
 
 def at(where, problem):
@@ -240,7 +240,7 @@ def read_choice(choice, names, any_given):
         name = choice.get("name")
         if name not in names:
             raise at("tool_choice.name", f"{str(name)[:100]!r} is none of the tools that can be called here "
-                                         f"({', '.join(names) or 'none'}); tools without an input_schema are skipped")
+                                         f"({', '.join(names[:30]) or 'none'}); tools without an input_schema are skipped")
         return {"type": "function", "function": {"name": name}}
     if kind == "any" and any_given and not names:
         raise at("tool_choice", "wants a tool, but none of them can be called here; tools without an input_schema are skipped")
@@ -266,13 +266,13 @@ class Inliner:
 
     def value(self, value, within):
         """A copy of any part of the schema. `within`: the $refs that led here."""
-        if isinstance(value, list):
-            return [self.value(item, within) for item in value]
-        if not isinstance(value, dict):
+        if not isinstance(value, (dict, list)):
             return value
-        self.made += 1
+        self.made += 1 + len(value)
         if self.made > MOST or len(within) > DEEPEST:
             raise OverflowError
+        if isinstance(value, list):
+            return [self.value(item, within) for item in value]
         rest = {name: self.fields(inner, within) if name == "properties" else self.value(inner, within)
                 for name, inner in value.items() if name not in ("$ref", "$defs", "definitions")}
         ref = value.get("$ref")

@@ -355,6 +355,8 @@ def test_odd_refs(schema, made):
 
 
 def test_a_schema_that_explodes_stays_as_it_is():
+    wide = {"$defs": {"x": {"enum": ["a"] * 1000}}, "properties": {f"p{n}": {"$ref": "#/$defs/x"} for n in range(1000)}}
+    assert inlined(wide) is wide
     bomb = {"$defs": {f"x{n}": {"a": {"$ref": f"#/$defs/x{n + 1}"}, "b": {"$ref": f"#/$defs/x{n + 1}"}} for n in range(40)},
             "$ref": "#/$defs/x0"}
     assert inlined(bomb) is bomb
@@ -605,6 +607,58 @@ def test_streams(name, size):
         made = WHOLE
         found = [(line[0], line[1], None, line[3]) if line[1:2] == ("tool_use",) else line for line in found]
     assert found == [*BEGIN, *made, ("end",)]
+
+
+CUTS = st.lists(st.integers(1, 6), max_size=3)
+
+
+def cut(text, sizes):
+    """A text in pieces."""
+    out = []
+    for size in sizes:
+        out.append(text[:size])
+        text = text[size:]
+    return [*out, text]
+
+
+@HYPO
+@hypothesis.given(st.lists(CUTS, max_size=3), st.lists(st.tuples(st.sampled_from([says, thinks]),
+                                                                 st.sampled_from(["a", " ", "\n", "b c"])),
+                                                       max_size=6), st.randoms(use_true_random=False), st.booleans())
+def test_whatever_mixes_comes_apart(cuts, texts, chance, thinking):
+    """Calls, texts and thoughts in any order: blocks one after the other, every call whole, no word lost."""
+    wanted = {f"t{n}": json.dumps({"n": n, "city": "Paris"}) for n in range(len(cuts))}
+    ways = [[calls((n, f"t{n}" if at == 0 else None, f("f" if at == 0 else None, piece))) for at,
+             piece in enumerate(cut(wanted[f"t{n}"], sizes))]
+            for n, sizes in enumerate(cuts)] + [[make(words) for make, words in texts]]
+    deltas = []
+    while any(ways):
+        deltas.append(chance.choice([way for way in ways if way]).pop(0))
+    stream, out = fed(chunks(ROLE, *deltas, finish="tool_calls"), thinks=thinking)
+    found = transcript(out + stream.end())
+    check_pairs(found)
+    inputs = {line[2]: "".join(piece[2] for piece in found if piece[:2] == (line[0],
+        "+input")) for line in found if line[1:2] == ("tool_use",)}
+    assert inputs == wanted
+    for kind, make in (("+text", says), ("+thinking", thinks)):
+        said = "".join(line[2] for line in found if line[1:2] == (kind,)).split()
+        assert "".join(said) == ("".join("".join(words for one,
+                                                 words in texts if one is make).split()) if thinking or make is says else "")
+
+
+def check_pairs(found):
+    """Each block begins, goes on and ends before the next; their numbers follow each other; none is empty but a call."""
+    open_, next_ = None, 0
+    for line in found[2:-2]:
+        if line[1] in ("text", "thinking", "tool_use"):
+            assert open_ is None and line[0] == next_
+            open_, next_, said = line[0], next_ + 1, line[1] == "tool_use"
+        else:
+            assert line[0] == open_
+            said = said or line[1] in ("+text", "+thinking")
+            open_ = None if line[1] == "stop" else open_
+            assert said
+    assert open_ is None and found[-1] == ("end",)
 
 
 @pytest.mark.parametrize("size", PIECES)
