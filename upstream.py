@@ -232,7 +232,7 @@ class Fleet:
 
     def count(self, ask):
         """How many tokens the prompt of an Ask has, by the engine's own tokenizer and template, or else by an estimate."""
-        engine, images = ask.model.engine, ask.images * IMAGE_TOKENS
+        engine, images = ask.model.engine, ask.uncounted * IMAGE_TOKENS
         try:
             with Timeout(COUNT_TIMEOUT), engine.counts:
                 for way in sorted(WAYS, key=lambda way: way is not engine.counting):
@@ -247,7 +247,7 @@ class Fleet:
 
     @staticmethod
     def estimate(ask):
-        return sum(map(len, ask.count or ())) // BYTES_A_TOKEN + 1 + ask.images * IMAGE_TOKENS
+        return sum(map(len, ask.count or ())) // BYTES_A_TOKEN + 1 + ask.uncounted * IMAGE_TOKENS
 
 
 def count_like_vllm(engine, prompt):

@@ -31,7 +31,7 @@ class Ask:
     extra           what the dialect keeps for itself
     count           the body of a question how long the prompt is, as a list of bytes; None: nobody needs to know before
                     the engine says it
-    images          how many images were left out of `count`
+    uncounted       how many images were left out of `count`
     """
     path: str
     body: list
@@ -39,7 +39,7 @@ class Ask:
     stream: Any = None
     extra: dict = field(default_factory=dict)
     count: list | None = None
-    images: int = 0
+    uncounted: int = 0
 
 
 def engine_chat(payload, fleet, streaming=None, **extra):
@@ -77,7 +77,7 @@ def to_count(ask, payload):
         effort = {"reasoning_effort": payload["reasoning_effort"]}
         prompt["chat_template_kwargs"] = {**effort, **prompt.get("chat_template_kwargs", {})}
     prompt["messages"] = [without_images(message) for message in payload["messages"]]
-    ask.images = sum(len(parts_of(whole)) - len(parts_of(bare))
+    ask.uncounted = sum(len(parts_of(whole)) - len(parts_of(bare))
                      for whole, bare in zip(payload["messages"], prompt["messages"]))
     ask.count = written(prompt)
     return ask

@@ -411,7 +411,7 @@ def test_what_is_counted():
     assert json.loads(b"".join(one.count)) == {
         "model": "engine/model", "tools": [FUNCTION], "chat_template_kwargs": {**ON, "reasoning_effort": "high"},
         "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": [text("what?")]}]}
-    assert one.images == 2 and len(payload(ask(user(PNG)))["messages"][0]["content"]) == 1
+    assert one.uncounted == 2 and len(payload(ask(user(PNG)))["messages"][0]["content"]) == 1
     assert read(ask()).count is None                    # the engine's own figure comes with a plain answer
 
 
