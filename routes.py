@@ -23,10 +23,11 @@ ROUTES = [
     Route("GET", "/v1/models", "Lists the models that are loaded; an empty list while none is"),
     Route("GET", "/v1/models/{id}", "One model of that list"),
     Route("POST", "/v1/chat/completions", "Chat, streaming, tools, images"),
+    Route("POST", "/v1/responses", "OpenAI's Responses, for Codex and the Agents SDK; nothing is stored"),
     Route("GET", "/v1/usage", "What your own key has used, and its limits"),
     Route("GET", "/metrics", "For Prometheus; from this machine, or with an admin's key"),
     Route("GET", "/help", "This document (no key needed)"),
     Route("GET", "/llms.txt", "This document (no key needed)"),
     Route("GET", "/healthz", 'Liveness only: `{"ok": true}` (no key needed)'),
 ]
-NOT_SUPPORTED = ["`/embeddings`", "`/responses`", "Anthropic `/messages`", "audio"]     # Markdown
+NOT_SUPPORTED = ["`/embeddings`", "Anthropic `/messages`", "audio"]     # Markdown

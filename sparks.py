@@ -13,6 +13,7 @@ import argparse
 import hmac
 import ipaddress
 import logging
+import secrets
 import sys
 from itertools import chain
 from time import time
@@ -28,11 +29,13 @@ import keys
 import ledger
 import local
 import log as log_module
+import seal
 import server
 import settings as settings_module
 from admission import Gate
 from database import database, open_database
 from dialects import chat
+from dialects.responses import Responses
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound, SettingsError, error_body
 from metrics import Metrics
 from pages import help as help_page
@@ -41,7 +44,10 @@ from stream import dumps
 from upstream import Fleet
 
 log = logging.getLogger("sparks")
-DIALECTS = {"/v1/chat/completions": chat}           # the routes that ask a model, and who reads them
+DIALECTS = {                                        # the routes that ask a model, and who reads them
+    "/v1/chat/completions": chat,
+    "/v1/responses": Responses(time, lambda: secrets.token_hex(24)),
+}
 PIECE = 1 << 16                                     # bytes of a plain answer in one write
 STREAM_HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
 HELP_HEADERS = {"Vary": "Accept", "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
@@ -131,6 +137,7 @@ def serve(desk, dialect):
     call.attend()
     ask = dialect.read(body, desk.fleet.view(call.key))
     ask.body = call.body.restore(ask.body)
+    ask.echo[:] = [b"".join(call.body.restore(ask.echo))]
     del body
     if ask.stream is None:
         body = calls.plain(call, ask, dialect.write)
@@ -259,6 +266,7 @@ def main(arguments=None):
 def start(worker, settings, is_local, first_key):
     """In the worker: the app, the look at the engine, the ledger's upkeep, and the local engine."""
     open_database(settings.db, patient=False)
+    DIALECTS["/v1/responses"].seal = seal.own_seal()
     fleet, book, metrics = Fleet(settings), ledger.Ledger(settings), Metrics()
     desk = calls.Desk(settings, fleet, open_gate(settings), book, (log_module.note, metrics.note))
     metrics.watch(desk)

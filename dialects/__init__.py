@@ -29,12 +29,14 @@ class Ask:
     model           upstream.Model
     stream          a stream of stream.py for the answer, or None for a plain one
     extra           what the dialect keeps for itself
+    echo            what the answer repeats of the request, as a list of bytes
     """
     path: str
     body: list
     model: Any
     stream: Any = None
     extra: dict = field(default_factory=dict)
+    echo: list = field(default_factory=list)
 
 
 def engine_chat(payload, fleet, streaming=None, **extra):
