@@ -185,7 +185,7 @@ def echo_of(payload, box, reasoning):
 def echo_of_format(form):
     if not form or form["type"] != "json_schema":
         return {"type": form["type"] if form else "text"}
-    return {"type": "json_schema", "description": None, "strict": False, **read_schema(form)}
+    return {"type": "json_schema", "strict": False, **read_schema(form)}
 
 
 def read_number(payload, name):
