@@ -52,6 +52,11 @@ class Refusal(Exception):
             headers["x-should-retry"] = "false"
         return headers
 
+    @property
+    def permanent(self):
+        """Whether the same request would be refused again."""
+        return self.final or 400 <= self.status < 500 and self.status not in (408, 429)
+
 
 class InvalidRequest(Refusal): "The request is at fault; `param` names the field."
 class InvalidKey(Refusal): status, code, final = 401, "invalid_api_key", True
