@@ -4,6 +4,7 @@ Requests for a completion are answered ahead of Flask, which would double what t
 """
 import hmac
 import ipaddress
+import secrets
 from http import HTTPStatus
 from itertools import chain
 from time import time
@@ -16,12 +17,16 @@ from werkzeug.wsgi import ClosingIterator
 import call as calls
 import ledger
 from dialects import chat, openai_refusal
+from dialects.responses import Responses
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound
 from pages import help as help_page
 from routes import ROUTES
 from stream import dumps
 
-DIALECTS = {"/v1/chat/completions": chat}           # the routes that ask a model, and who reads them
+DIALECTS = {                                        # the routes that ask a model, and who reads them
+    "/v1/chat/completions": chat,
+    "/v1/responses": Responses(time, lambda: secrets.token_hex(24)),
+}
 PIECE = 1 << 16                                     # bytes of a plain answer in one write
 JSON = ("Content-Type", "application/json")
 STREAM_HEADERS = [("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache, no-transform"),
@@ -78,6 +83,8 @@ def serve(call, dialect):
     call.attend()
     ask = dialect.read(body, call.desk.fleet.view(call.key))
     ask.body = call.body.restore(ask.body)
+    if ask.echo:
+        ask.echo[:] = [b"".join(call.body.restore(ask.echo))]
     del body
     if ask.stream is None:
         body = calls.plain(call, ask, dialect.write)

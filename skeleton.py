@@ -19,8 +19,7 @@ LONG = 1 << 14                                      # bytes from which a string 
 HEAD = 32                                           # bytes of it that stay, so that a data URL can be told from an address
 MOST = 32 << 20                                     # bytes of a skeleton: no context is as long
 MOST_VALUES = 1_000_000                             # objects and lists in it: each costs time and a hundred bytes
-# before a string that is looked into: what goes to tools, and sealed reasoning
-STAYS = re.compile(rb'"(?:arguments|input|encrypted_content)"\s*:\s*$')
+STAYS = re.compile(rb'"(?:arguments|encrypted_content)"\s*:\s*$')     # before a string that is looked into
 CLOSE = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.S)  # the rest of a string, its closing quote included
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")        # one half of a character: its other half must follow
 FENCE = b"\\u0001"                                  # a control character, which stays an escape in any JSON

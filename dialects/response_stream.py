@@ -158,10 +158,10 @@ class ResponseStream(PieceStream):
         out = self.begin()
         if self.blank and not self.items:
             out += self.turn(Message) + self.item.say(self.blank)
-        self.finish, self.item = reason, None
+        self.finish, self.item = reason if isinstance(reason, str) else "stop", None
         still = [item for item in self.items if not item.final]
         for item in still:
-            out += item.close(b"incomplete" if reason in CUT and item is still[-1] else b"completed")
+            out += item.close(b"incomplete" if self.finish in CUT and item is still[-1] else b"completed")
         return out
 
     def give(self, chunk, data, changed):

@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -537,8 +538,13 @@ def either(request):
     return chat_chunks("Hello", usage=True) if request.json()["stream"] else [Json(completion("Hello"))]
 
 
+def responses_body(streams, messages="Hello", **fields):
+    return {"model": MODEL, "input": messages if messages == "Hello" else 5, "stream": streams, **fields}
+
+
 CHAT = ("/v1/chat/completions", body)
-APIS = [CHAT]                                       # (path, its body for a stream or a plain answer)
+RESPONSES = ("/v1/responses", responses_body)
+APIS = [CHAT, RESPONSES]                            # (path, its body for a stream or a plain answer)
 BROKEN = [*chat_chunks("Hello there", usage=True)[:3], died(), b"data: [DONE]\n\n"]
 # how a request ends -> (streams, fields of its body, the engine's steps or None, (status, aborted, error))
 ENDS = {
@@ -607,13 +613,14 @@ def read_to_the_last_byte(connection):
 
 
 def complete(whole):
-    """Whether a body is a JSON object, or a stream whose last event is [DONE] or an error."""
+    """Whether a body is a JSON object, or a stream whose last event is [DONE], an error, or a Response that has ended."""
     if whole.startswith(b"{"):
         try:
             return bool(json.loads(whole))
         except ValueError:
             return False
-    return whole.endswith(b"data: [DONE]\n\n") or b'data: {"error"' in whole
+    ended = re.search(rb"event: response\.(completed|incomplete|failed)\n[^\n]*\n\n\Z", whole)
+    return whole.endswith(b"data: [DONE]\n\n") or b'data: {"error"' in whole or bool(ended)
 
 
 def test_lookups_are_counted_too(slow):
