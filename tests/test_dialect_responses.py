@@ -697,7 +697,7 @@ PIECE = st.one_of(
               | st.sampled_from(['{"input":"', '{"in', "\\", "\\ud83d", "\\ude00", '"}', "{}"])))
 
 
-@HYPO
+@hypothesis.settings(HYPO, max_examples=60)
 @hypothesis.given(st.lists(PIECE, max_size=8), st.sampled_from(["stop", "length", "tool_calls", "content_filter"]), st.sampled_from(SIZES))
 def test_whatever_comes_the_events_are_in_order(deltas, finish, size):
     chunks = [*(sse(chunk(copy.deepcopy(delta))) for delta in deltas), sse(chunk({}, finish)), DONE]
@@ -705,6 +705,29 @@ def test_whatever_comes_the_events_are_in_order(deltas, finish, size):
     check_order(found)
     assert joined(found) == joined(said(chunks, tools=[WEATHER, PATCH, AGENTS], reasoning={"summary": "auto"},
                                         include=["reasoning.encrypted_content"]))
+
+
+VALUE = st.none() | st.booleans() | st.integers(-1, 3) | st.text(max_size=3) | st.lists(st.integers(0, 1), max_size=1) | st.just({})
+FUNCTION = st.fixed_dictionaries({}, optional={"name": VALUE, "arguments": VALUE | st.just({"a": 1})})
+CALL = st.fixed_dictionaries({}, optional={"id": VALUE, "index": VALUE, "function": FUNCTION | VALUE})
+DELTA = st.fixed_dictionaries({}, optional={"content": VALUE, "reasoning": VALUE, "reasoning_content": VALUE, "refusal": VALUE,
+                                            "tool_calls": st.lists(CALL | VALUE, max_size=3) | VALUE, "role": VALUE})
+CHOICE = st.fixed_dictionaries({}, optional={"delta": DELTA | VALUE, "index": VALUE, "finish_reason": VALUE | st.just("stop"),
+                                             "logprobs": st.just({"content": [{"token": 5, "top_logprobs": [5, {}]}, 7]}) | VALUE})
+ODD_USAGE = st.fixed_dictionaries({}, optional={"prompt_tokens": VALUE, "completion_tokens": VALUE, "prompt_tokens_details": VALUE,
+                                                "completion_tokens_details": VALUE})
+
+
+@hypothesis.settings(HYPO, max_examples=100)
+@hypothesis.given(st.lists(st.fixed_dictionaries({"choices": st.lists(CHOICE | VALUE, max_size=2) | VALUE},
+                                                 optional={"usage": ODD_USAGE | VALUE}), max_size=4), st.booleans())
+def test_odd_chunks_break_nothing_of_ours(chunks, ends):
+    stream, out = fed([*map(sse, chunks), *([sse(chunk({}, "stop"))] if ends else []), DONE], include=["message.output_text.logprobs"])
+    try:
+        out += stream.end()
+    except UpstreamError as error:
+        out += stream.fail(error)
+    check_order(list(map(short, events_of(out))))
 
 
 # ---- failures
