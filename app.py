@@ -19,7 +19,6 @@ import ledger
 from dialects import chat, openai_refusal
 from dialects.responses import Responses
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound
-from pages import help as help_page
 from routes import ROUTES
 from stream import dumps
 
@@ -220,6 +219,7 @@ def from_here(request):
 
 
 def show_help(desk):
+    from pages import help as help_page             # what it needs is in memory only where somebody reads it
     form = help_page.form_of(request.headers.get("Accept"), request.args.get("format"))
     body, mimetype = help_page.render(desk.settings, desk.fleet.known, public_address(desk.settings), form)
     return Response(body, mimetype=mimetype, headers=HELP_HEADERS)
