@@ -31,18 +31,19 @@ from engine import Engine                           # noqa: E402
 
 def pytest_addoption(parser):
     parser.addoption("--run-vllm", action="store_true", help="also run what needs real vLLM, and install it")
+    parser.addoption("--run-clients", action="store_true", help="also run clients of other makers, and install them")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "vllm: needs real vLLM; runs with --run-vllm only")
+    config.addinivalue_line("markers", "clients: drives a client of other makers; runs with --run-clients only")
 
 
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("--run-vllm"):
-        return
-    wanted = [item for item in items if not item.get_closest_marker("vllm")]
-    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("vllm")])
-    items[:] = wanted
+    absent = [mark for mark in ("vllm", "clients") if not config.getoption(f"--run-{mark}")]
+    left_out = [item for item in items if any(item.get_closest_marker(mark) for mark in absent)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 # ---- processes
