@@ -25,7 +25,7 @@ ACCEPTED = {                                        # of types that a client lik
 }
 EXAMPLES = {                                        # a template file each, and its macros
     "examples": ("auth", "chat", "response", "stream", "events", "tools", "image", "models"),
-    "harnesses": ("python", "javascript", "pi", "pi_command", "opencode"),
+    "harnesses": ("python", "javascript", "pi", "pi_command", "opencode", "codex"),
 }
 NO_MODEL = "MODEL-ID"                               # stands in the examples while no model is known
 
