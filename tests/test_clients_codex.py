@@ -1,6 +1,5 @@
 """OpenAI's Codex, headless, against the gateway: `codex exec` with a provider of its own and wire_api = "responses"."""
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -158,12 +157,15 @@ def test_a_refusal_is_shown(shared, codex):
 
 
 @pytest.mark.vllm
-def test_codex_and_real_vllm(gateway, vllm, codex_command, tmp_path):
-    """The tiny model knows the answer to one prompt by heart; what matters is that the turn comes to its end."""
-    front = gateway(upstream=vllm, wait="ready")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("prompt, said", [("say @answer", "PINEAPPLE-4711"), ("say @tool", "")])
+def test_codex_and_real_vllm(gateway, vllm, codex_command, tmp_path, prompt, said):
+    """A prompt, and a turn with a tool (which Codex does not have, and says so). With --run-clients and --run-vllm."""
+    front = gateway(upstream=vllm, wait="alive").wait_ready()
     codex = codex_runner(codex_command, tmp_path, front.url, front.key, "glm-tiny")
     (codex.home / "catalog.json").write_text(json.dumps({"models": [
         {**CATALOG["models"][0], "slug": "glm-tiny", "context_window": 32_000}]}))
-    events = codex("hi @short", f'model_catalog_json = "{codex.home}/catalog.json"')
+    events = codex(prompt, f'model_catalog_json = "{codex.home}/catalog.json"')
     assert events[-1]["type"] == "turn.completed" and events[-1]["usage"]["output_tokens"] > 0
-    assert items(events, "agent_message") and os.path.exists(codex.home)
+    assert said in items(events, "agent_message")[-1]["text"] and items(events, "reasoning")
+    assert front.log.count("POST /v1/responses") == (1 if said else 2)
