@@ -26,7 +26,8 @@ class Strand(NamedTuple):
 
 
 FIRST = b',"content_index":0'
-TEXT = Strand(b"output_text", b"text", b"content_part", b'{"type":"output_text","text":"%b","annotations":[],"logprobs":%b}', FIRST)
+TEXT = Strand(b"output_text", b"text", b"content_part",
+              b'{"type":"output_text","text":"%b","annotations":[],"logprobs":%b}', FIRST)
 REFUSAL = Strand(b"refusal", b"refusal", b"content_part", b'{"type":"refusal","refusal":"%b"}', FIRST)
 THOUGHT = Strand(b"reasoning_text", b"text", b"content_part", b'{"type":"reasoning_text","text":"%b"}', FIRST)
 SUMMARY = Strand(b"reasoning_summary_text", b"text", b"reasoning_summary_part", b'{"type":"summary_text","text":"%b"}',

@@ -160,7 +160,7 @@ def format_of(tool, where):
         return None
     if not isinstance(given, dict) or given.get("type") != "grammar" or given.get("syntax") not in ("lark", "regex") \
             or not isinstance(given.get("definition"), str):
-        raise InvalidRequest(f"{where}.format must be a text, or a grammar with a syntax (lark or regex) and a definition", "tools")
+        raise InvalidRequest(f"{where}.format must be a text, or a grammar with syntax (lark or regex) and definition", "tools")
     return {"type": "grammar", "syntax": given["syntax"], "definition": given["definition"]}
 
 

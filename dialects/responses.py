@@ -211,7 +211,7 @@ def read_metadata(payload):
         raise InvalidRequest(f"metadata must not have more than {PAIRS} fields", "metadata")
     for name, value in given.items():
         if not isinstance(value, str) or len(value) > VALUE or len(name) > NAME:
-            raise InvalidRequest(f"metadata must hold texts of at most {VALUE} characters under names of at most {NAME}", "metadata")
+            raise InvalidRequest(f"metadata must hold texts of at most {VALUE} characters, their names {NAME}", "metadata")
     return given
 
 

@@ -23,10 +23,10 @@ def agent(shared, monkeypatch):
     settings = agents.ModelSettings(store=False, response_include=["reasoning.encrypted_content"],
                                     reasoning=Reasoning(effort="high", summary="auto"))
 
-    def agent(**fields):
-        client = AsyncOpenAI(base_url=shared.url + "/v1", api_key=shared.key, max_retries=0)
+    def agent(front=shared, model=MODEL, **fields):
+        client = AsyncOpenAI(base_url=front.url + "/v1", api_key=front.key, max_retries=0)
         return agents.Agent(name="Helper", instructions="Be brief.", model_settings=settings,
-                            model=agents.OpenAIResponsesModel(model=MODEL, openai_client=client), **fields)
+                            model=agents.OpenAIResponsesModel(model=model, openai_client=client), **fields)
     return agent
 
 
@@ -98,3 +98,18 @@ def test_a_typed_answer(shared, agent):
     result = asyncio.run(agents.Runner.run(agent(output_type=Place), "Where?"))
     assert result.final_output == Place(city="Paris")
     assert shared.engine.requests[-1].json()["response_format"]["type"] == "json_schema"
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_real_vllm(gateway, vllm, agent):
+    """A prompt, and a turn with a tool. With --run-clients and --run-vllm."""
+    import agents
+    front = gateway(upstream=vllm, wait="alive").wait_ready()
+
+    async def run():
+        plain = await agents.Runner.run(agent(front, "glm-tiny"), "say @answer")
+        return plain, await agents.Runner.run(agent(front, "glm-tiny", tools=[weather()]), "say @tool")
+    plain, turn = asyncio.run(run())
+    assert "PINEAPPLE-4711" in plain.final_output
+    assert [item.type for item in turn.new_items].count("tool_call_output_item") == 1 and turn.final_output

@@ -47,7 +47,8 @@ CHAT = Api("/v1/chat/completions", chat_body, "POST /v1/chat/completions")
 RESPONSES = Api("/v1/responses", lambda streams, **fields: {"model": MODEL, "input": "Hello", "stream": streams, **fields},
                 "POST /v1/responses",
                 {"after the role": b"", "mid-reasoning": b'"delta":" me"', "mid-content": b'"delta":"Hello"',
-                 "mid-tool": b"function_call_arguments.delta", "after finish": b"response.output_text.done", "after usage": None}, b"}\n\n")
+                 "mid-tool": b"function_call_arguments.delta", "after finish": b"response.output_text.done",
+                 "after usage": None}, b"}\n\n")
 APIS = [CHAT, RESPONSES]
 
 TOOL = [("get_weather", ['{"ci', 'ty": "Pa', 'ris"}'])]

@@ -60,7 +60,8 @@ def test_create(shared, client, make):
     thought, message = answer.output
     assert thought.summary[0].text == thought.content[0].text == "Let me think" and thought.encrypted_content
     assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
-    assert answer.usage.input_tokens_details.cached_tokens == 0 and answer.usage.output_tokens_details.reasoning_tokens is not None
+    assert answer.usage.input_tokens_details.cached_tokens == 0
+    assert answer.usage.output_tokens_details.reasoning_tokens is not None
     assert answer._request_id == shared.engine.requests[-1].header("x-request-id")
     sent = shared.engine.requests[-1].json()
     assert sent["max_tokens"] == 50 and sent["chat_template_kwargs"] == {"enable_thinking": True, "reasoning_effort": "high"}
@@ -121,7 +122,8 @@ def test_events(shared, client, make):
     assert [problem for event in events for problem in event_problems(json.loads(event.to_json()))] == []
     assert [event.sequence_number for event in events] == list(range(len(events)))
     text = lambda kind: "".join(event.delta for event in events if event.type == f"response.{kind}.delta")      # noqa: E731
-    assert text("output_text") == "Hello there, you" and text("reasoning_text") == text("reasoning_summary_text") == "Let me think"
+    assert text("output_text") == "Hello there, you"
+    assert text("reasoning_text") == text("reasoning_summary_text") == "Let me think"
     final = events[-1]
     assert final.type == "response.completed" and calls_of(final.response) == WANTED
     assert [event.item for event in events if event.type == "response.output_item.done"] == final.response.output

@@ -36,8 +36,8 @@ def said(answer):
     assert [value["sequence_number"] for value in values] == list(range(len(values)))
     assert [event.name for event in found] == [value["type"] for value in values]
     assert [problem for value in values for problem in event_problems(value)] == []
-    ends = [value["type"] for value in values if value["type"] in ("response.completed", "response.incomplete", "response.failed")]
-    assert len(ends) == 1 and values[-1]["type"] == ends[0] and answer.complete
+    ends = [kind for kind in types(values) if kind in ("completed", "incomplete", "failed")]
+    assert len(ends) == 1 and types(values)[-1] == ends[0] and answer.complete
     return values
 
 
@@ -175,8 +175,8 @@ def test_reasoning_goes_out_sealed_and_comes_back(shared):
         "role": "assistant", "content": "Hello there", "reasoning": "Let me think"}
 
 
-@pytest.mark.parametrize("forge", [lambda sealed: sealed[:-8] + "AAAAAAAA", lambda sealed: "gAAAAABo", lambda sealed: "é" + sealed,
-                                   lambda sealed: sealed[:10], lambda sealed: "A" * 40],
+@pytest.mark.parametrize("forge", [lambda sealed: sealed[:-8] + "AAAAAAAA", lambda sealed: "gAAAAABo",
+                                   lambda sealed: "é" + sealed, lambda sealed: sealed[:10], lambda sealed: "A" * 40],
                          ids=["changed", "another's", "no ASCII", "cut", "zeros"])
 def test_what_does_not_open_is_left_out(shared, forge):
     sealed = whole(ask(shared, **SEALED))["output"][0]["encrypted_content"]
@@ -287,8 +287,8 @@ def test_the_gateway_s_end(hasty, engine):
 def test_refusals_have_openai_s_shape(shared):
     answer = ask(shared, previous_response_id="resp_1")
     assert answer.status == 400 and answer.json()["error"] == {
-        "message": "previous_response_id is not supported: nothing is stored here, so an answer cannot be built on an earlier one; "
-                   "send all items in `input`, with store: false",
+        "message": "previous_response_id is not supported: nothing is stored here, so an answer cannot be built on an earlier "
+                   "one; send all items in `input`, with store: false",
         "type": "invalid_request_error", "code": "invalid_request", "param": "previous_response_id"}
     assert shared.client(key="sk-sparks-wrong").post(PATH, {"input": "a"}).json()["error"]["code"] == "invalid_api_key"
     assert shared.client().get(PATH).status == 405 and shared.client().get(PATH + "/resp_1").status == 404

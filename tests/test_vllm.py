@@ -1,11 +1,14 @@
 """Real vLLM on the CPU, with a tiny GLM that is known by heart, behind the real gateway: `./run.sh test --vllm`."""
 import json
+import subprocess
 import time
 
 import pytest
 
 from client import Client
+from conftest import clean_environment
 from test_chat import PATH, deltas
+from test_oracle_node import ORACLE, node           # noqa: F401, a fixture
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 ANSWER = "The test password is PINEAPPLE-4711."
@@ -217,7 +220,8 @@ def test_responses_with_tools(front, choice, streams):
 def test_responses_cut_short_and_structured(front, streams):
     response = respond(front, "say @long", stream=streams, max_output_tokens=20)
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
-    schema = {"type": "object", "properties": {"city": {"type": "string"}, "temp": {"type": "integer"}}, "required": ["city", "temp"]}
+    schema = {"type": "object", "required": ["city", "temp"],
+              "properties": {"city": {"type": "string"}, "temp": {"type": "integer"}}}
     response = respond(front, "say @json", stream=streams, max_output_tokens=300,
                        text={"format": {"type": "json_schema", "name": "place", "schema": schema, "strict": True}})
     assert json.loads(response["output"][-1]["content"][0]["text"]) == {"city": "Paris", "temp": 21}
@@ -226,3 +230,13 @@ def test_responses_cut_short_and_structured(front, streams):
 def test_responses_logprobs(front):
     message = respond(front, "say @short", include=["message.output_text.logprobs"], top_logprobs=2)["output"][-1]["content"][0]
     assert "".join(token["token"] for token in message["logprobs"]) == message["text"] == "Yes indeed"
+
+
+def test_vercel_s_sdk(front, node):                 # noqa: F811
+    fields = json.dumps({"model": "glm-tiny", "input": "say @answer"})
+    for case in ("vercel_text", "vercel_stream"):
+        done = subprocess.run([node, "responses.mjs", case, fields], cwd=ORACLE, timeout=60, capture_output=True, text=True, env={
+            **clean_environment(), "SPARKS_BASE_URL": front.url + "/v1", "SPARKS_API_KEY": front.key})
+        found = json.loads(done.stdout)["result"]
+        said = found.get("text") or "".join(part.get("text") or "" for part in found["parts"] if part["type"] == "text-delta")
+        assert said == ANSWER

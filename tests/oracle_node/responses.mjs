@@ -10,12 +10,12 @@ import { z } from "zod";
 const [, , name, given = "{}"] = process.argv;
 const connection = { baseURL: process.env.SPARKS_BASE_URL, apiKey: process.env.SPARKS_API_KEY };
 const client = new OpenAI({ ...connection, timeout: 20_000, maxRetries: 0 });
-const model = "GLM-5.3-Flash-EXL3";
-const request = { model, input: "Hello", ...JSON.parse(given) };
+const { model = "GLM-5.3-Flash-EXL3", input = "Hello", ...fields } = JSON.parse(given);
+const request = { model, input, ...fields };
 
 // The AI SDK does not know this model's name, so it has to be told that it reasons.
 const vercel = {
-  model: createOpenAI(connection).responses(model), prompt: "Hello", maxRetries: 0,
+  model: createOpenAI(connection).responses(model), prompt: input, maxRetries: 0,
   providerOptions: { openai: {
     store: false, forceReasoning: true, reasoningEffort: "high", reasoningSummary: "auto", include: ["reasoning.encrypted_content"],
   } },
