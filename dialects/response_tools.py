@@ -1,10 +1,13 @@
 """The tools of a Responses request, and the functions that the engine knows them as."""
+import re
+
 from dialects.response_items import Tool
 from errors import InvalidRequest
 
 CALLABLE = ("function", "custom")
 MODES = ("none", "auto", "required")
 HOSTED = "runs on OpenAI's side and cannot be called here; the model can be made to call function and custom tools only"
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 NOTHING = {"type": "object", "properties": {}}      # the parameters of a function that has none
 RAW = {"type": "object", "properties": {"input": {"type": "string", "description": "The tool's input, as raw text"}},
        "required": ["input"], "additionalProperties": False}     # those of a custom tool, which takes any text
@@ -181,8 +184,8 @@ def flat(tool):
 
 def named(tool, where):
     name = tool.get("name")
-    if not isinstance(name, str) or not name:
-        raise InvalidRequest(f"{where} needs a name", "tools")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidRequest(f"{where} needs a name of letters, digits, _ and -, at most 128", "tools")
     return name
 
 

@@ -402,6 +402,44 @@ def test_any_json_is_read_or_refused(fields, items, tools):
         assert problems("Response", response) == []
 
 
+RICH = body_of([
+    {"type": "message", "id": "m", "role": "developer", "content": [{"type": "input_text", "text": "a"}]},
+    {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": PNG, "detail": "low"}]},
+    {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "s"}], "encrypted_content": "sealed:x"},
+    {"role": "assistant", "content": "b"}, {"type": "function_call", "call_id": "A", "name": "get_weather", "arguments": "{}"},
+    {"type": "custom_tool_call", "call_id": "B", "name": "note", "namespace": "agents", "input": "i"},
+    {"type": "function_call_output", "call_id": "A", "output": "o"},
+    {"type": "custom_tool_call_output", "call_id": "B", "output": [{"type": "input_image", "image_url": PNG}]}],
+    tools=[WEATHER, PATCH, AGENTS, SEARCH], include=[ENCRYPTED], reasoning={"effort": "low", "summary": "auto"}, temperature=1,
+    tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "get_weather"}]}, user="u",
+    text={"verbosity": "low", "format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}},
+    metadata={"a": "b"}, instructions="i", max_output_tokens=5, top_logprobs=1, parallel_tool_calls=True, truncation="auto")
+
+
+def places(value):
+    """(container, key) of everything inside a value."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, key
+        yield from places(value[key])
+
+
+@hypothesis.settings(HYPO, max_examples=400)
+@hypothesis.given(st.integers(0, len(list(places(RICH))) - 1), ODD, st.booleans())
+def test_a_good_request_with_one_odd_place_is_read_or_refused(at, odd, gone):
+    body = copy.deepcopy(RICH)
+    container, key = list(places(body))[at]
+    if gone:
+        del container[key]
+    else:
+        container[key] = odd
+    try:
+        one = read(body)
+    except Refusal as error:
+        assert error.status == 400 and error.message and error.param
+    else:
+        assert problems("Response", json.loads(DIALECT.write(completion(), one)[0])) == []
+
+
 # ---- events
 
 def fed(chunks, size=1 << 20, **fields):
