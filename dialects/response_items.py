@@ -43,19 +43,40 @@ class Tool(NamedTuple):
     namespace: str | None = None
 
 
+class Pen:
+    """Writes the events of one response, and knows what its items have in common.
+
+    token     hexadecimal digits, as bytes, of which no other response has the same; the ids are made from them
+    options   an Options
+    number    of the next event;  logprobs  those of the chunk that is being read
+    """
+
+    def __init__(self, token, options):
+        self.token, self.options, self.number, self.logprobs = token, options, 0, []
+
+    def count(self):
+        self.number += 1
+        return self.number - 1
+
+    def event(self, name, fields):
+        """An event with its sequence number. fields: the inside of a JSON object."""
+        return b'event: response.%b\ndata: {"type":"response.%b",%b,"sequence_number":%d}\n\n' % (
+            name, name, fields, self.count())
+
+
 class Item:
     """One item of the output while it is made.
 
-    stream   the ResponseStream that it belongs to, which counts the events
+    pen      the Pen of its response
     index    its place in the output
     said     the pieces of its text;  final  the item as JSON, once it is closed
     """
 
     prefix, strands, beside = b"", (), b""              # beside: what stands beside a delta
 
-    def __init__(self, stream, index):
-        self.stream, self.index, self.said, self.final = stream, index, [], None
-        self.id = b"%b_%b%02x" % (self.prefix, stream.token, index)
+    def __init__(self, pen, index):
+        self.pen, self.index, self.said, self.final = pen, index, [], None
+        self.id = b"%b_%b%02x" % (self.prefix, pen.token, index)
         self.place = b'"item_id":"%b","output_index":%d' % (self.id, index)
         self.deltas = [(b'event: response.%b.delta\ndata: {"type":"response.%b.delta",%b%b,"delta":"' % (
             strand.event, strand.event, self.place, strand.place), b'",%b"sequence_number":' % self.beside)
@@ -72,7 +93,11 @@ class Item:
     def say(self, text):
         """Those of one more piece of text, the inside of a JSON string."""
         self.said.append(text)
-        return b"".join([b"%b%b%b%d}\n\n" % (before, text, after, self.stream.count()) for before, after in self.deltas])
+        pen, out = self.pen, b""
+        for before, after in self.deltas:           # the hot path: no JSON, no call
+            out += b"%b%b%b%d}\n\n" % (before, text, after, pen.number)
+            pen.number += 1
+        return out
 
     def close(self, status):
         """Those of its end, b"completed" or b"incomplete"."""
@@ -90,10 +115,10 @@ class Item:
         return out
 
     def event(self, strand, name, fields):
-        return self.stream.event(name, b"%b%b,%b" % (self.place, strand.place, fields))
+        return self.pen.event(name, b"%b%b,%b" % (self.place, strand.place, fields))
 
     def as_a_whole(self, name, item):
-        return self.stream.event(name, b'"output_index":%d,"item":%b' % (self.index, item))
+        return self.pen.event(name, b'"output_index":%d,"item":%b' % (self.index, item))
 
     # -- what the kinds of items differ in
 
@@ -122,22 +147,9 @@ class Item:
 
 
 class Message(Item):
-    """What the model says; `logprobs` are its tokens, where they are asked for."""
+    """What the model says."""
 
-    kind, prefix, strands, beside = "text", b"msg", (TEXT,), b'"logprobs":[],'
-
-    def __init__(self, stream, index):
-        self.logprobs = []
-        super().__init__(stream, index)
-
-    def say(self, text):
-        tokens = self.stream.logprobs and spoken(unquoted(text), self.stream.logprobs)
-        if not tokens:
-            return super().say(text)
-        self.said.append(text)
-        self.logprobs += tokens
-        return b'%b%b","logprobs":%b,"sequence_number":%d}\n\n' % (
-            self.deltas[0][0], text, dumps(tokens), self.stream.count())
+    kind, prefix, strands, beside, logprobs = "text", b"msg", (TEXT,), b'"logprobs":[],', ()
 
     def told(self):
         return b'"logprobs":%b,' % dumps(self.logprobs)
@@ -148,6 +160,22 @@ class Message(Item):
     def json(self, text, status):
         parts = b"" if status == b"in_progress" else self.part(self.strands[0], text)
         return b'{"id":"%b","type":"message","status":"%b","role":"assistant","content":[%b]}' % (self.id, status, parts)
+
+
+class LoggedMessage(Message):
+    """The same with `logprobs`, its tokens."""
+
+    def __init__(self, pen, index):
+        self.logprobs = []
+        super().__init__(pen, index)
+
+    def say(self, text):
+        tokens = spoken(unquoted(text), self.pen.logprobs)
+        if not tokens:
+            return super().say(text)
+        self.said.append(text)
+        self.logprobs += tokens
+        return b'%b%b","logprobs":%b,"sequence_number":%d}\n\n' % (self.deltas[0][0], text, dumps(tokens), self.pen.count())
 
 
 class Refused(Message):
@@ -161,12 +189,12 @@ class Thinking(Item):
 
     kind, prefix = "reasoning", b"rs"
 
-    def __init__(self, stream, index):
-        self.strands = (THOUGHT, SUMMARY) if stream.options.summary else (THOUGHT,)
-        super().__init__(stream, index)
+    def __init__(self, pen, index):
+        self.strands = (THOUGHT, SUMMARY) if pen.options.summary else (THOUGHT,)
+        super().__init__(pen, index)
 
     def json(self, text, status):
-        begun, seal = status != b"in_progress", self.stream.options.seal
+        begun, seal = status != b"in_progress", self.pen.options.seal
         content, summary = (self.part(strand, text) if begun and strand in self.strands else b"" for strand in (THOUGHT, SUMMARY))
         sealed = b',"encrypted_content":%b' % dumps(seal(unquoted(text))) if begun and seal else b""
         return b'{"id":"%b","type":"reasoning","status":"%b","summary":[%b],"content":[%b]%b}' % (
@@ -178,11 +206,11 @@ class Call(Item):
 
     kind, prefix, strands, type, field = "call", b"fc", (ARGUMENTS,), b"function_call", b"arguments"
 
-    def __init__(self, stream, index, tool, ident):
+    def __init__(self, pen, index, tool, ident):
         self.name = b'"name":%b,' % dumps(tool.name)
         namespace = b'"namespace":%b,' % dumps(tool.namespace) if tool.namespace else b""
         self.who = b'"call_id":%b,%b%b' % (dumps(ident), namespace, self.name)
-        super().__init__(stream, index)
+        super().__init__(pen, index)
 
     def take(self, piece):
         """The events of a piece of its arguments, as the engine gives them."""
@@ -208,9 +236,9 @@ class CustomCall(Call):
 
     prefix, strands, type, field, told = b"ctc", (INPUT,), b"custom_tool_call", b"input", Item.told
 
-    def __init__(self, stream, index, tool, ident):
+    def __init__(self, pen, index, tool, ident):
         self.raw, self.inside = [], Inside()
-        super().__init__(stream, index, tool, ident)
+        super().__init__(pen, index, tool, ident)
 
     def take(self, piece):
         self.raw.append(piece)

@@ -7,7 +7,7 @@ Source: OpenAI's published schema (github.com/openai/openai-openapi), ResponseSt
 import re
 from typing import Callable, NamedTuple
 
-from dialects.response_items import Call, CustomCall, Message, Refused, Thinking, Tool, quoted
+from dialects.response_items import Call, CustomCall, LoggedMessage, Message, Pen, Refused, Thinking, Tool, quoted
 from errors import UpstreamError
 from stream import PieceStream, choices_of, dumps
 
@@ -37,31 +37,21 @@ class Options(NamedTuple):
 class ResponseStream(PieceStream):
     """A stream of Responses events.
 
-    token     hexadecimal digits, of which no other response has the same; the ids are made from them
+    pen       writes the events: its token makes the ids
     echo      what a Response repeats of its request, as the bytes of a JSON object in a list
     response  the Response, once the stream has ended
     """
 
-    KINDS = {kind.kind: kind for kind in (Message, Refused, Thinking)}
-
     def __init__(self, token, options):
         super().__init__()
-        self.token, self.options, self.echo = token.encode(), options, []
-        self.created, self.number, self.begun = int(options.now()), 0, False
+        self.pen, self.options, self.echo = Pen(token.encode(), options), options, []
+        self.kinds = {"text": LoggedMessage if options.logprobs else Message, "refusal": Refused, "reasoning": Thinking}
+        self.created, self.begun = int(options.now()), False
         self.items, self.item, self.calls = [], None, {}        # item: where text goes on
-        self.blank, self.logprobs = b"", []                     # a text that is no message yet; those of this chunk
+        self.blank = b""                                        # a text that is no message yet
         self.finish = self.response = self.last = None
 
     # -- events
-
-    def count(self):
-        self.number += 1
-        return self.number - 1
-
-    def event(self, name, fields):
-        """An event with its sequence number. fields: the inside of a JSON object."""
-        return b'event: response.%b\ndata: {"type":"response.%b",%b,"sequence_number":%d}\n\n' % (
-            name, name, fields, self.count())
 
     def begin(self):
         """The first events, once."""
@@ -69,7 +59,7 @@ class ResponseStream(PieceStream):
             return b""
         self.begun = True
         response = b'"response":%b' % self.object(b"in_progress")
-        return self.event(b"created", response) + self.event(b"in_progress", response)
+        return self.pen.event(b"created", response) + self.pen.event(b"in_progress", response)
 
     def end(self):
         super().end()
@@ -78,13 +68,13 @@ class ResponseStream(PieceStream):
         if self.last is None:
             status = b"incomplete" if self.finish in CUT else b"completed"
             self.response = self.object(status)
-            self.last = self.event(status, b'"response":%b' % self.response)
+            self.last = self.pen.event(status, b'"response":%b' % self.response)
         return self.last
 
     def fail(self, error):
         code = CODES.get(error.code) or CODES.get(error.status) or ("invalid_prompt" if error.status < 500 else "server_error")
         failed = {"code": code, "message": error.message}
-        return self.begin() + self.event(b"failed", b'"response":%b' % self.object(b"failed", failed))
+        return self.begin() + self.pen.event(b"failed", b'"response":%b' % self.object(b"failed", failed))
 
     # -- the Response
 
@@ -93,7 +83,7 @@ class ResponseStream(PieceStream):
         reason = {"reason": CUT[self.finish]} if status == b"incomplete" else None
         ended = int(self.options.now()) if status == b"completed" else None
         usage = self.figures(0, 0) if status == b"in_progress" else self.figures(self.tokens, self.thoughts)
-        head = {"id": f"resp_{self.token.decode()}", "object": "response", "created_at": self.created, "completed_at": ended,
+        head = {"id": f"resp_{self.pen.token.decode()}", "object": "response", "created_at": self.created, "completed_at": ended,
                 "status": status.decode(), "error": error, "incomplete_details": reason, "usage": usage}
         output = b",".join([item.so_far() for item in self.items])
         return b'%b,"output":[%b],%b' % (dumps(head)[:-1], output, b"".join(self.echo)[1:])
@@ -121,14 +111,14 @@ class ResponseStream(PieceStream):
         if kind == "text" and BLANK.fullmatch(text):    # line ends before a call are no message
             self.blank = text
             return b""
-        return self.turn(self.KINDS[kind]) + self.item.say(text)
+        return self.turn(self.kinds[kind]) + self.item.say(text)
 
     def turn(self, kind, *args):
         """The events of a new item's beginning, and of the end of the one before."""
         out = self.begin()
         if self.item is not None and self.item.whole:
             out += self.item.close(b"completed")
-        self.item = kind(self, len(self.items), *args)
+        self.item = kind(self.pen, len(self.items), *args)
         self.items.append(self.item)
         return out + self.item.open()
 
@@ -157,7 +147,7 @@ class ResponseStream(PieceStream):
         """The events of the end of all that is still open."""
         out = self.begin()
         if self.blank and not self.items:
-            out += self.turn(Message) + self.item.say(self.blank)
+            out += self.turn(self.kinds["text"]) + self.item.say(self.blank)
         self.finish, self.item = reason if isinstance(reason, str) else "stop", None
         still = [item for item in self.items if not item.final]
         for item in still:
@@ -170,11 +160,11 @@ class ResponseStream(PieceStream):
         for choice in choices_of(chunk):
             refusal, given = choice["delta"].get("refusal"), choice.get("logprobs")
             if self.options.logprobs and isinstance(given, dict) and isinstance(given.get("content"), list):
-                self.logprobs = [token for token in given["content"] if isinstance(token, dict)]
+                self.pen.logprobs = [token for token in given["content"] if isinstance(token, dict)]
             if isinstance(refusal, str) and refusal:
                 out.append(self.text("refusal", quoted(refusal)))
         out.append(super().give(chunk, data, changed))
-        self.logprobs = []
+        self.pen.logprobs = []
         return b"".join(out)
 
 

@@ -1,6 +1,8 @@
 """OpenAI Responses as tables: a client's body in, the engine's payload out; an engine's chunks in, the client's events out."""
 import copy
+import gc
 import json
+import weakref
 from dataclasses import dataclass
 
 import hypothesis
@@ -900,6 +902,19 @@ def test_most_events_are_never_parsed(monkeypatch):
     one, _ = fed(chat_chunks("a b c", done=False)[:3])
     monkeypatch.setattr(module, "loads", None)
     assert b'"delta":"more"' in one.feed(one.shape.before + b"more" + one.shape.after)
+
+
+def test_nothing_of_a_stream_waits_for_the_garbage_collector():
+    """Answers are long: a circle of references would keep them for a while."""
+    gc.disable()
+    try:
+        stream, _ = fed(chat_chunks("a b", reasoning="c", tools=[("f", "{}"), ("apply_patch", "{}")]), tools=[PATCH], **SEALED)
+        stream.end()
+        left = [weakref.ref(part) for part in (stream, stream.pen, *stream.items)]
+        del stream
+        assert not any(part() for part in left)
+    finally:
+        gc.enable()
 
 
 # ---- the input of a custom tool
