@@ -1,13 +1,12 @@
 """OpenAI's Codex, headless, against the gateway: `codex exec` with a provider of its own and wire_api = "responses"."""
 import base64
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from conftest import clean_environment
+from conftest import clean_environment, npm_packages
 from engine import DONE, Head, chat_chunks, died, refusal
 from test_responses import PNG
 
@@ -45,16 +44,7 @@ PATCH = '*** Begin Patch\n*** Add File: said.txt\n+"hi", é\n*** End Patch\n'
 @pytest.fixture(scope="session")
 def codex_command():
     """The path of the pinned Codex."""
-    npm, lock = shutil.which("npm"), (FOLDER / "package-lock.json").read_bytes()
-    if not npm:
-        pytest.fail("npm is missing; Codex needs Node 20 or newer (apt install nodejs npm)", pytrace=False)
-    mark = FOLDER / "node_modules" / ".installed"
-    if not mark.exists() or mark.read_bytes() != lock:
-        done = subprocess.run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=FOLDER, timeout=100,
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        mark.write_bytes(lock)
-    return FOLDER / "node_modules" / ".bin" / "codex"
+    return npm_packages(FOLDER) / "node_modules" / ".bin" / "codex"
 
 
 def codex_runner(command, tmp_path, url, key, model=MODEL):
