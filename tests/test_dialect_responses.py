@@ -616,6 +616,11 @@ TABLE = {
             response("completed", whole_thought("Hm"), whole_call("get_weather", "{}", "A", 1))]),
     "line ends alone": (chat_chunks(["\n", "\n"], usage=FIGURES), {}, [
         *BEGIN, *message_events("\n\n"), response("completed", whole_message("\n\n"))]),
+    "a line end after thoughts in between": (
+        [*chat_chunks("a", reasoning=["b"], done=False)[:-1], *chat_chunks(["\n", "c"], reasoning=["d"], usage=FIGURES)[1:]], {}, [
+            *BEGIN, *thought_events("b"), *message_events("a", index=1), *thought_events("d", index=2),
+            *message_events("\nc", index=3), response("completed", whole_thought("b"), whole_message("a", 1),
+                                                      whole_thought("d", 2), whole_message("\nc", 3))]),
     "leaked thinking": (chat_chunks(["<thi", "nk>Hm</think>\n\nHello"], usage=FIGURES), {}, [
         *BEGIN, *thought_events("Hm"), *message_events("Hello", index=1),
         response("completed", whole_thought("Hm"), whole_message("Hello", 1))]),
