@@ -4,6 +4,7 @@ Requests for a completion are answered ahead of Flask, which would double what t
 """
 import hmac
 import ipaddress
+import secrets
 from http import HTTPStatus
 from itertools import chain
 from time import time
@@ -16,6 +17,7 @@ from werkzeug.wsgi import ClosingIterator
 import call as calls
 import ledger
 from dialects import chat, messages, messages_count, openai_refusal
+from dialects.responses import Responses
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound
 from routes import ROUTES
 from stream import dumps
@@ -24,6 +26,7 @@ DIALECTS = {                                        # the routes that ask a mode
     "/v1/chat/completions": chat,
     "/v1/messages": messages,
     "/v1/messages/count_tokens": messages_count,
+    "/v1/responses": Responses(time, lambda: secrets.token_hex(24)),
 }
 PIECE = 1 << 16                                     # bytes of a plain answer in one write
 JSON = ("Content-Type", "application/json")
@@ -81,6 +84,8 @@ def serve(call, dialect):
     call.attend()
     ask = dialect.read(body, call.desk.fleet.view(call.key))
     ask.body, ask.count = call.body.restore(ask.body), ask.count and call.body.restore(ask.count)
+    if ask.echo:
+        ask.echo[:] = [b"".join(call.body.restore(ask.echo))]
     del body
     if ask.stream is None:
         body = calls.plain(call, ask, dialect.write) if ask.path else dialect.write(calls.count(call, ask), ask)[0]

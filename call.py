@@ -275,8 +275,8 @@ def unstreamed(answer, stream, data, settings, since):
     """A whole answer, or an error, to a request that asked for a stream."""
     rest = b"" if answer.ended else collect(answer, settings, since)
     events = stream.whole(checked(answer, data + rest))
-    if stream.fault:
-        raise stream.fault
+    if stream.fault or not events:
+        stream.end()                                # raises: it is none, which is still an HTTP status
     return events
 
 

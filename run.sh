@@ -127,8 +127,8 @@ test_with() {
   case ${1-} in
     --wheels) exec "$python" tests/wheels.py ;;
     --soak) SPARKS_SOAK=1 exec "$python" -m pytest tests/test_storm.py "${@:2}" ;;
+    --clients) prepare clients; exec "$python" -m pytest -m clients --run-clients "${@:2}" ;;
     --vllm) exec "$python" -m pytest -m vllm tests/test_vllm.py --run-vllm "${@:2}" ;;
-    --clients) exec "$python" -m pytest -m clients --run-clients "${@:2}" ;;
     *) exec "$python" -m pytest "$@" ;;
   esac
 }

@@ -32,6 +32,7 @@ class Ask:
     count           the body of a question how long the prompt is, as a list of bytes; None: nobody needs to know before
                     the engine says it
     uncounted       how many images were left out of `count`
+    echo            what the answer repeats of the request, as a list of bytes
     """
     path: str
     body: list
@@ -40,6 +41,7 @@ class Ask:
     extra: dict = field(default_factory=dict)
     count: list | None = None
     uncounted: int = 0
+    echo: list = field(default_factory=list)
 
 
 def engine_chat(payload, fleet, streaming=None, **extra):

@@ -25,7 +25,7 @@ ACCEPTED = {                                        # of types that a client lik
 }
 EXAMPLES = {                                        # a template file each, and its macros
     "examples": ("auth", "chat", "response", "stream", "events", "tools", "messages", "image", "models"),
-    "harnesses": ("python", "javascript", "pi", "pi_command", "opencode", "anthropic_python",
+    "harnesses": ("python", "javascript", "pi", "pi_command", "opencode", "codex", "anthropic_python",
                   "anthropic_javascript", "claude_code"),
 }
 NO_MODEL = "MODEL-ID"                               # stands in the examples while no model is known

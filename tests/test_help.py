@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 
 import pytest
 
@@ -216,7 +217,7 @@ SENTENCES = [
     "`error code: 1010`",
     "`base URL = https://sparks.example.net/v1`, `api key = $SPARKS_API_KEY`, `model = glm-5.3-flash`",
     "`pi --provider sparks --model glm-5.3-flash`",
-    "Harnesses that only speak the OpenAI Responses API cannot use this gateway",
+    "Harnesses that speak none of these need an",
     "Check `GET /v1/models` before a long run",
     'Prefer `reasoning_effort: "none"` for quick tool turns',
     "Back off on `503` instead of retrying in a tight loop.",
@@ -327,6 +328,14 @@ def test_json_blocks(some):
     provider, = blocks[3]["providers"].values()
     assert provider["baseUrl"] == BASE + "/v1" and provider["models"][0]["id"] == shown(some)
     assert blocks[4]["model"] == "sparks/" + shown(some)
+
+
+def test_codex_block(some):
+    settings, = [tomllib.loads(block) for block in fences(page(models=some), "toml")]
+    assert (settings["model"], settings["model_provider"]) == (shown(some), "sparks")
+    assert settings["model_providers"]["sparks"] == {
+        "name": "Sparks", "base_url": BASE + "/v1", "env_key": "SPARKS_API_KEY", "wire_api": "responses"}
+    assert settings.get("model_context_window") == (some[0].context if some else None)
 
 
 def test_python_block(some):

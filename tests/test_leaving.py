@@ -15,6 +15,7 @@ import pytest
 from client import Truncated
 from conftest import clean_environment, wait_until
 from dialects.messages_out import MessageStream
+from dialects.response_stream import Options, ResponseStream
 from engine import Engine, Hang, Head, Json, Pause, Send, Wait, chat_chunks, compact, completion
 from inside import gauges, idle, row_now, row_of, rows, started
 
@@ -50,9 +51,18 @@ def messages_heard(events):
     return out.count(b"event: ") - out.count(b"event: ping")
 
 
+def responses_body(streams, **fields):
+    return {"model": MODEL, "input": "Hello", "stream": streams, **fields}
+
+
+def responses_heard(events):
+    return ResponseStream("0", Options(time.time)).feed(b"".join(events)).count(b"event: ")
+
+
 CHAT = Api("/v1/chat/completions", chat_body, "POST /v1/chat/completions", len, b"data: [DONE]\n\n")
 MESSAGES = Api("/v1/messages", messages_body, "POST /v1/messages", messages_heard, b'data: {"type":"message_stop"}\n\n')
-APIS = [CHAT, MESSAGES]
+RESPONSES = Api("/v1/responses", responses_body, "POST /v1/responses", responses_heard, b"}\n\n")
+APIS = [CHAT, MESSAGES, RESPONSES]
 
 TOOL = [("get_weather", ['{"ci', 'ty": "Pa', 'ris"}'])]
 THOUGHT = chat_chunks("Hello there", reasoning="Let me think", usage=True)
@@ -128,13 +138,16 @@ def seen(request, since, what):
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
 def test_leaving_a_stream(one, api, where, leave):
     events, tokens = STREAMS[where]
+    heard = api.heard(events or [])
+    if events and tokens and heard == api.heard(events[:-1]):
+        pytest.skip("its client cannot see that this has come")
     one.engine.play(*([Head(), *events] if events is not None else []), Hang())
     connection, ident = send(one, api, True)
     request = one.engine.wait_for(1)[0]
-    if events:
+    if heard:
         answer = connection.answer().events()
         got = 0
-        while got < api.heard(events):
+        while got < heard:
             event = next(answer)
             got += event.comment is None and event.name != "ping"
     since = left(connection, leave)
@@ -142,7 +155,7 @@ def test_leaving_a_stream(one, api, where, leave):
     row = row_of(one.db, ident)
     assert (row["status"], row["aborted"], row["streamed"], row["truncated"], row["error"]) == (499, 1, 1, 0, None)
     assert (row["model"], row["route"], row["engine"]) == (MODEL, api.route, one.engine.url)
-    assert row["completion_tokens"] == (tokens or None) and (row["first_ms"] is not None) == bool(events)
+    assert row["completion_tokens"] == (tokens or None) and (row["first_ms"] is not None) == bool(heard)
     assert row["counted"] == ("gateway" if tokens and where != "after usage" else "engine")
     assert row["queued_ms"] is not None
     idle(one, 1)

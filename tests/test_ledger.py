@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -537,9 +538,14 @@ def either(request):
     return chat_chunks("Hello", usage=True) if request.json()["stream"] else [Json(completion("Hello"))]
 
 
+def responses_body(streams, messages="Hello", **fields):
+    return {"model": MODEL, "input": messages if messages == "Hello" else 5, "stream": streams, **fields}
+
+
 CHAT = ("/v1/chat/completions", body)
 MESSAGES = ("/v1/messages", lambda streams, **fields: body(streams, **{"max_tokens": 50, **fields}))
-APIS = [CHAT, MESSAGES]                             # (path, its body for a stream or a plain answer)
+RESPONSES = ("/v1/responses", responses_body)
+APIS = [CHAT, MESSAGES, RESPONSES]                  # (path, its body for a stream or a plain answer)
 LAST = (b"data: [DONE]\n\n", b'data: {"type":"message_stop"}\n\n')
 BROKEN = [*chat_chunks("Hello there", usage=True)[:3], died(), b"data: [DONE]\n\n"]
 # how a request ends -> (streams, fields of its body, the engine's steps or None, (status, aborted, error))
@@ -609,13 +615,14 @@ def read_to_the_last_byte(connection):
 
 
 def complete(whole):
-    """Whether a body is a JSON object, or a stream whose last event is [DONE] or an error."""
+    """Whether a body is a JSON object, or a stream whose last event is [DONE], an error, or a Response that has ended."""
     if whole.startswith(b"{"):
         try:
             return bool(json.loads(whole))
         except ValueError:
             return False
-    return whole.endswith(LAST) or b'data: {"error"' in whole or b'data: {"type":"error"' in whole
+    ended = re.search(rb"event: response\.(completed|incomplete|failed)\n[^\n]*\n\n\Z", whole)
+    return whole.endswith(LAST) or b'data: {"error"' in whole or b'data: {"type":"error"' in whole or bool(ended)
 
 
 def test_lookups_are_counted_too(slow):
