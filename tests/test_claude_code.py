@@ -81,6 +81,21 @@ def test_a_turn_with_a_tool(gateway, engine, claude):
     assert {row["status"] for row in rows(front.db, "route LIKE 'POST %'")} == {200}
 
 
+def test_a_tool_that_it_searches_for(gateway, engine, claude):
+    """It keeps most of its tools back; one that its own search finds stands behind the others from then on."""
+    def searching(request):
+        if any(message["role"] == "tool" for message in request.json()["messages"]):
+            return chat_chunks("Done.", usage=True)
+        return chat_chunks(tools=[("ToolSearch", {"query": "select:WebFetch", "max_results": 1})], usage=True)
+    engine.always(searching)
+    front = gateway()
+    found = claude(front, "Look for a tool")
+    first, second = [[tool["function"]["name"] for tool in request.json()["tools"]] for request in engine.requests]
+    assert found["result"] == "Done." and "WebFetch" not in first and second == [*first, "WebFetch"]
+    assert engine.requests[-1].json()["messages"][-2]["content"] == "The tool WebFetch can be called now."
+    assert {row["status"] for row in rows(front.db, "route LIKE 'POST %'")} == {200}
+
+
 def test_the_model_by_its_own_name(gateway, engine, claude):
     engine.always(scripted)
     found = claude(gateway(model="glm-5.3-flash"), "Say good day", ANTHROPIC_MODEL="glm-5.3-flash")
