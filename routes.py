@@ -23,10 +23,18 @@ ROUTES = [
     Route("GET", "/v1/models", "Lists the models that are loaded; an empty list while none is"),
     Route("GET", "/v1/models/{id}", "One model of that list"),
     Route("POST", "/v1/chat/completions", "Chat, streaming, tools, images"),
+    Route("POST", "/v1/completions", "Text completions of a prompt, streaming"),
+    Route("POST", "/v1/embeddings", "Vectors for texts, where an embedding model is loaded"),
     Route("GET", "/v1/usage", "What your own key has used, and its limits"),
     Route("GET", "/metrics", "For Prometheus; from this machine, or with an admin's key"),
     Route("GET", "/help", "This document (no key needed)"),
     Route("GET", "/llms.txt", "This document (no key needed)"),
     Route("GET", "/healthz", 'Liveness only: `{"ok": true}` (no key needed)'),
 ]
-NOT_SUPPORTED = ["`/embeddings`", "`/responses`", "Anthropic `/messages`", "audio"]     # Markdown
+PATHS = {route.path for route in ROUTES}
+APIS = {"/v1/messages": "Anthropic Messages", "/v1/responses": "OpenAI Responses"}      # what some harnesses insist on
+MISSING_APIS = [name for path, name in APIS.items() if path not in PATHS]
+WANTED = {"/v1/completions": "`/completions`", "/v1/embeddings": "`/embeddings`", "/v1/responses": "`/responses`",
+          "/v1/messages": "Anthropic `/messages`"}
+NOT_SUPPORTED = [*(name for path, name in WANTED.items() if path not in PATHS),         # Markdown
+                 "audio", "image generation", "files", "batches", "fine-tuning", "moderation"]

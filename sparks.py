@@ -32,7 +32,7 @@ import server
 import settings as settings_module
 from admission import Gate
 from database import database, open_database
-from dialects import chat
+from dialects import chat, completions, embeddings
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound, SettingsError, error_body
 from metrics import Metrics
 from pages import help as help_page
@@ -41,7 +41,11 @@ from stream import dumps
 from upstream import Fleet
 
 log = logging.getLogger("sparks")
-DIALECTS = {"/v1/chat/completions": chat}           # the routes that ask a model, and who reads them
+DIALECTS = {                                        # the routes that ask a model, and who reads them
+    "/v1/chat/completions": chat,
+    "/v1/completions": completions,
+    "/v1/embeddings": embeddings,
+}
 PIECE = 1 << 16                                     # bytes of a plain answer in one write
 STREAM_HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
 HELP_HEADERS = {"Vary": "Accept", "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
@@ -158,7 +162,7 @@ def model_object(model):
 
 
 def list_models(desk):
-    return json_response({"object": "list", "data": [model_object(model) for model in view_of(desk).models()]})
+    return json_response({"object": "list", "data": [model_object(model) for model in view_of(desk).listed()]})
 
 
 def one_model(desk, name):
@@ -197,7 +201,7 @@ def from_here(request):
 
 def show_help(desk):
     form = help_page.form_of(request.headers.get("Accept"), request.args.get("format"))
-    body, mimetype = help_page.render(desk.settings, desk.fleet.known, public_address(desk.settings), form)
+    body, mimetype = help_page.render(desk.settings, [model for model in desk.fleet.known if not model.hidden], public_address(desk.settings), form)
     return Response(body, mimetype=mimetype, headers=HELP_HEADERS)
 
 

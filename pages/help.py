@@ -16,7 +16,7 @@ from werkzeug.http import parse_accept_header
 
 import errors
 import reasoning
-from routes import NOT_SUPPORTED, ROUTES
+from routes import MISSING_APIS, NOT_SUPPORTED, ROUTES
 
 NAME = "sparks-gateway"
 FORMS = {"md": "text/markdown", "html": "text/html", "json": "application/json"}
@@ -84,7 +84,7 @@ def markdown(page):
 
 def contents(settings, models, base_url):
     base_url = api_address(base_url)
-    default = next((model for model in models if model.default), models[0] if models else None)
+    default = next((model for model in models if model.default), next((model for model in models if model.kind == "chat"), None))
     page = {
         "name": NAME,
         "base_url": base_url,
@@ -97,6 +97,8 @@ def contents(settings, models, base_url):
                    "and token counts are.",
         "endpoints": [endpoint(route, base_url) for route in ROUTES],
         "not_supported": NOT_SUPPORTED,
+        "missing_apis": MISSING_APIS,
+        "images": images(settings),
         "auth": {"headers": ["Authorization: Bearer $SPARKS_API_KEY", "x-api-key: $SPARKS_API_KEY"],
                  "key_format": "sk-sparks-<random>", "operator": settings.operator},
         "reasoning": thinking(default) if default else None,
@@ -117,7 +119,8 @@ def api_address(base_url):
 
 def about(model):
     return {"id": model.id, "loaded": model.loaded, "default": model.default, "context": model.context,
-            "aliases": list(model.aliases), "reasoning": thinking(model)}
+            "kind": model.kind, "aliases": [*model.aliases, *model.others],
+            "reasoning": thinking(model) if model.kind == "chat" else None}
 
 
 def thinking(model):
@@ -156,6 +159,13 @@ def limits(settings):
             "answer_seconds": settings.answer_timeout}
 
 
+def images(settings):
+    """Which images the gateway fetches by their addresses, or None."""
+    hosts = settings.image_urls
+    where = [*(["a public image"] if "public" in hosts else []), *(f"one at {host}" for host in hosts if host != "public")]
+    return {"where": " or ".join(where), "most": settings.max_images, "bytes": settings.max_image} if hosts else None
+
+
 def endpoint(route, base_url):
     return {"method": route.method, "path": route.path, "purpose": route.purpose, "key": route.keyed,
             "url": base_url.removesuffix("/v1") + route.path}
@@ -187,7 +197,7 @@ def notes(page):
 def groups(models):
     """Models that think alike, for the Markdown form: [(ids, reasoning)]."""
     out = []
-    for model in models:
+    for model in [model for model in models if model["reasoning"]]:
         alike = next((ids for ids, effort in out if effort == model["reasoning"]), None)
         if alike is None:
             out.append(([model["id"]], model["reasoning"]))

@@ -99,7 +99,8 @@ ARROWS = {
     "metrics": set(),
     "pump": set(),
     "upstream": {"http1", "stream"},
-    "call": {"pump", "upstream", "admission", "ledger", "body", "http1", "stream"},
+    "images": {"http1"},
+    "call": {"images", "pump", "upstream", "admission", "ledger", "body", "http1", "stream"},
     "dialects": {"stream", "reasoning", "dialects"},
     "pages": {"reasoning", "routes", "pages"},
 }
