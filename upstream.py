@@ -175,12 +175,12 @@ class Fleet:
 
     def learn(self):
         """Bring `known` up to date with what the engines list."""
-        families = [(engine, names) for engine in sorted(self.engines, key=lambda engine: not engine.served)
-                    for names in family(engine.listed)]
+        engines = sorted(self.engines, key=lambda engine: not engine.served)
         if self.settings.models:
+            families = [(engine, names) for engine in engines for names in family(engine.listed)]
             models = [self.from_entry(entry, self.pick(entry, families)) for entry in self.settings.models]
         else:
-            models = self.unconfigured(families)
+            models = self.unconfigured(engines)
         if not any(model.default for model in models):
             for model in self.leading(models)[:1]:
                 model.default = True
@@ -192,15 +192,15 @@ class Fleet:
         named = [model.id for model in models] if self.settings.models else [self.settings.model] if self.settings.model else own
         return [model for model in models if model.kind == "chat" and model.id in named]
 
-    def unconfigured(self, families):
-        """The models without a word about them in the settings, but perhaps one name for the first engine's."""
-        models, public = [], self.settings.model
+    def unconfigured(self, engines):
+        """The models without a word about them in the settings, but perhaps a name for the first engine's."""
+        first, public, models = self.engines[0], self.settings.model, []
         if public:
-            own = [found for found in families if found[0] is self.engines[0]]
-            found = self.match(public, own) or (own[0] if own else None)
+            families = [(first, names) for names in family(first.listed)]
+            found = self.match(public, families) or (families[0] if families else None)
             models = [self.describe(public, *found) if found else Model(public, reasoning_field=self.settings.reasoning_field)]
-            families = [found for found in families if found[0] is not self.engines[0]]
-        return distinct(models + [self.describe(entry["id"], engine, [entry]) for engine, names in families for entry in names])
+            engines = [engine for engine in engines if engine is not first]
+        return distinct(models + [self.describe(entry["id"], engine, [entry]) for engine in engines for entry in engine.listed])
 
     def pick(self, entry, families):
         """An engine and its names for a configured model; the only model there is needs no mention."""
