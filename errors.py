@@ -91,8 +91,8 @@ def error_body(refusal):
 
 CODES = {400: "invalid_request", 404: "not_found", 413: "request_too_large", 422: "invalid_request",
          429: "rate_limit_exceeded", 503: "model_unavailable"}
-TOO_LONG = re.compile(r"context (?:length|size|window)|exceed_context_size", re.I)
-NO_IMAGES = re.compile(r"image input is not supported", re.I)
+TOO_LONG = re.compile(r"context (?:length|size|window)|exceed_context_size|too large to process", re.I)
+THE_CLIENTS = re.compile(r"image input is not supported|too large to process", re.I)
 MARKUP = re.compile(r"<(?:!doctype|html|body|head)\b|Traceback \(most recent call last\)", re.I)
 
 
@@ -110,7 +110,7 @@ def from_engine(status, answer, retry_after=None):
         status = 502
     if status in (401, 403):                        # its key is ours to set, not the client's
         return UpstreamError("the engine refused the gateway's own key; tell the operator to check SPARKS_UPSTREAM_KEY")
-    if NO_IMAGES.search(message):                   # llama.cpp calls a client's mistake a 500
+    if THE_CLIENTS.search(message):                  # llama.cpp calls a client's mistake a 500
         status = 400
     param = fields.get("param") if isinstance(fields.get("param"), str) else None
     code = CODES.get(status, "invalid_request" if status < 500 else "upstream_error")    # ours: the ledger keeps it

@@ -88,8 +88,10 @@ class Engine:
                 self.served = None
         except (requests.RequestException, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self.served = None
-        if self.served and self.served != self.listed:
-            self.listed, self.kind = self.served, self.kind_of()
+        if self.served:
+            changed = ids_of(self.served) != ids_of(self.listed)
+            self.listed = self.served
+            self.kind = self.kind_of() if changed else self.kind
         self.pool.prune()
 
     def kind_of(self):
@@ -188,7 +190,7 @@ class Fleet:
 
     def leading(self, models):
         """The chat models of which the first is the default: a configured one, or one of the first engine's."""
-        own = [entry["id"] for entry in self.engines[0].listed]
+        own = ids_of(self.engines[0].listed)
         named = [model.id for model in models] if self.settings.models else [self.settings.model] if self.settings.model else own
         return [model for model in models if model.kind == "chat" and model.id in named]
 
@@ -285,6 +287,10 @@ def distinct(models):
 def unknown(name, models):
     ids = ", ".join(model.id for model in models if not model.hidden) or "none"
     return ModelNotFound(f"there is no model {name[:100]!r} here; there is {ids} (see GET /v1/models)", "model")
+
+
+def ids_of(served):
+    return [entry["id"] for entry in served]
 
 
 def named(entry):

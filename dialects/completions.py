@@ -78,6 +78,8 @@ def write(answer, ask):
         choice.setdefault("logprobs", None)
         if not isinstance(choice.get("text"), str):
             choice["text"] = ""
+    if isinstance(answer.get("usage"), dict):       # vLLM's nulls, which OpenAI's schema forbids
+        answer["usage"] = {name: value for name, value in answer["usage"].items() if value is not None}
     return dumps(answer), answer.get("usage")
 
 

@@ -469,7 +469,7 @@ def default_answer(engine, request):
     if request.path == "/v1/completions":
         return _text_answer(ask)
     if request.path == "/v1/embeddings" and engine.embeds:
-        inputs = ask["input"] if isinstance(ask["input"], list) else [ask["input"]]
+        inputs = ask["input"] if isinstance(ask["input"], list) and not isinstance(ask["input"][0], int) else [ask["input"]]
         vectors = [[0.5, -0.25, 0.75, len(str(one)) / 8] for one in inputs]
         return [Json(embeddings(*vectors, form=ask.get("encoding_format"), model=ask["model"]))]
     if request.path != "/v1/chat/completions" or engine.embeds:
