@@ -6,6 +6,7 @@ greenlet (`read`, `all`) or, once its head is in, by whoever watches its file de
 Source: RFC 9112 (message framing), RFC 9110 15.2 (interim responses).
 """
 import ssl
+from contextlib import suppress
 from time import monotonic
 from urllib.parse import urlsplit
 
@@ -131,6 +132,13 @@ class UntilClose:
 
 # ---- connections
 
+def send_all(sock, data):
+    """As sock.sendall, which in gevent asks the kernel for the size of its buffer first, each time."""
+    sent = sock.send(data)
+    if sent < len(data):
+        sock.sendall(data[sent:])
+
+
 class Plain:
     """A connection's bytes as they are."""
 
@@ -140,7 +148,7 @@ class Plain:
         self.sock = sock
 
     def send(self, data):
-        self.sock.sendall(data)
+        send_all(self.sock, data)
 
 
 class Tls:
@@ -207,6 +215,8 @@ class Connection:
             return self.framing.ended
         except (OSError, UpstreamError):
             return False
+        finally:
+            self.sock.setblocking(True)
 
     def close(self):
         self.sock.close()
@@ -282,10 +292,12 @@ class Answer:
     def send(self):
         """Send the request; a large body goes on in a greenlet of its own, while whoever waits for the answer waits."""
         head, *body = self.request
-        self.sock.settimeout(None)                  # sending and reading have their own times, at the same time
         if sum(map(len, body)) < READ:
-            send(self.connection.layer, [b"".join((head, *body))])
-        else:
+            self.sock.settimeout(SEND_TIMEOUT)
+            with suppress(OSError):                 # as in `send`
+                self.connection.layer.send(b"".join((head, *body)))
+            self.sock.settimeout(None)
+        else:                                       # sending and reading have their own times, at the same time
             self.sender = gevent.spawn(send, self.connection.layer, [head, *body])
 
     def stop_sending(self):

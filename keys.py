@@ -109,7 +109,8 @@ class Keyring:
         return key
 
     def refresh(self):
-        version = id(database.connection()), database.execute_sql("PRAGMA data_version").fetchone()
+        connection = database.connection()
+        version = id(connection), connection.execute("PRAGMA data_version").fetchone()
         if version != self.version:
             self.keys = {row.digest: key_of(row) for row in active()}
             self.version = version

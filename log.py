@@ -2,6 +2,7 @@
 import json
 import logging
 import os
+import re
 from datetime import datetime, timezone
 from functools import lru_cache
 from time import time
@@ -11,9 +12,8 @@ from gevent import monkey
 MOST = 4000                                         # bytes at a time: a pipe that is ready takes so many without waiting
 READY = 4                                           # poll's POLLOUT
 real_poll = monkey.get_original("select", "poll")
-
-
 STDOUT = 1
+BARE = re.compile(r'[^ "=\n\r\t]+')                 # a value that needs no quotes
 FORM = {"json": False}                              # the setting `log`
 
 
@@ -58,7 +58,12 @@ class Words(logging.Formatter):
 
 
 def now(epoch):
-    return datetime.fromtimestamp(epoch, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return f"{second(int(epoch))}.{int(epoch % 1 * 1000):03d}Z"
+
+
+@lru_cache(8)
+def second(epoch):
+    return datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def logfmt(fields):
@@ -69,7 +74,7 @@ def logfmt(fields):
 
 def quoted(value):
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or any(c in text for c in ' "=\n\r\t') else text
+    return text if BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
 def set_up(form):

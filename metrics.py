@@ -1,4 +1,6 @@
 """GET /metrics for Prometheus. No series per key: the ledger knows who, the metrics know how much."""
+from functools import lru_cache
+
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
@@ -33,6 +35,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         made = {"registry": self.registry}
         self.requests = Counter("sparks_requests", "Requests past their key", ["route", "status", "model"], **made)
+        self.series = lru_cache(256)(self.requests.labels)      # which takes its time
         self.tokens = Counter("sparks_tokens", "Tokens", ["kind"], **made)
         self.queued = Histogram("sparks_queue_seconds", "Wait for a slot", buckets=WAITS, **made)
         self.first = Histogram("sparks_first_token_seconds", "Time to the first token", buckets=TIMES, **made)
@@ -44,7 +47,7 @@ class Metrics:
     def note(self, row, key):
         if key is None:
             return
-        self.requests.labels(row.route, row.status, row.model).inc()
+        self.series(row.route, row.status, row.model).inc()
         for kind in KINDS:
             count = getattr(row, f"{kind}_tokens")
             if count:

@@ -11,19 +11,23 @@ import secrets
 import signal
 import socket
 import sys
+from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
+from time import time
 
 import gevent
 from gevent import getcurrent
 from gunicorn import util
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
-from gunicorn.http import errors as http_errors
+from gunicorn.http import errors as http_errors, wsgi
 from gunicorn.workers.base_async import AsyncWorker
 from gunicorn.workers.ggevent import GeventWorker
 
 from body import linger
 from errors import InternalError, Refusal, SettingsError, error_body
+from http1 import send_all
 from stream import dumps
 
 log = logging.getLogger("sparks")
@@ -56,8 +60,49 @@ class Waiting(gevent.Timeout):
         return super().__exit__(*error)
 
 
+class Response(wsgi.Response):
+    """An answer whose head leaves in one packet with what follows it. An empty item sends the head alone."""
+
+    head = b""                                      # what waits for the first bytes
+
+    def send_headers(self):
+        if not self.headers_sent:
+            lines = [f"{name}: {value}\r\n" for name, value in self.headers]
+            self.head, self.headers_sent = "".join([*self.default_headers(), *lines, "\r\n"]).encode("latin-1"), True
+
+    def default_headers(self):
+        return [f"HTTP/{self.req.version[0]}.{self.req.version[1]} {self.status}\r\n", date(int(time())),
+                f"Connection: {'close' if self.should_close() else 'keep-alive'}\r\n",
+                *(["Transfer-Encoding: chunked\r\n"] if self.chunked else [])]
+
+    def write(self, item):
+        super().write(item)
+        self.flush()
+
+    def _emit_body(self, data):
+        self.send(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+
+    def flush(self):
+        if self.head:
+            self.send(b"")
+
+    def send(self, data):
+        data, self.head = self.head + data, b""
+        send_all(self.sock, data)
+
+    def close(self):
+        self.send_headers()
+        self.flush()
+        super().close()
+
+
+@lru_cache(2)
+def date(second):
+    return f"Server: sparks\r\nDate: {formatdate(second, usegmt=True)}\r\n"
+
+
 class Worker(GeventWorker):
-    """gunicorn's gevent worker with the three things above."""
+    """gunicorn's gevent worker with the three things above, and without its hooks and its own log of requests."""
 
     on_end = on_quit = on_reload = staticmethod(lambda: None)   # set by the app: for the end, the end at once, SIGHUP
 
@@ -104,11 +149,31 @@ class Worker(GeventWorker):
             gevent.get_hub().loop.run_callback(greenlet.throw, StopIteration())
 
     def handle_request(self, listener_name, req, sock, addr):
-        getcurrent().close_after = req.force_close  # for sparks.owned: gunicorn does not hand the request to the app
+        """One request. StopIteration ends its connection."""
+        response, environ = wsgi.create(req, sock, addr, listener_name, self.cfg, Response)
+        getcurrent().close_after = req.force_close  # for the app: gunicorn does not hand it the request
+        if not self.alive:
+            response.force_close()
         try:
-            return AsyncWorker.handle_request(self, listener_name, req, sock, addr)
+            self.answer(environ, response)
         except (gevent.GreenletExit, SystemExit, TimeoutError):
             raise StopIteration from None           # the answer is cut: nothing more may follow on this connection
+        except Exception as error:
+            if isinstance(error, OSError) or not response.headers_sent:
+                raise
+            log.exception("a fault of the gateway")
+            raise StopIteration from None
+        if response.should_close():
+            raise StopIteration
+
+    def answer(self, environ, response):
+        items = self.wsgi(environ, response.start_response)
+        try:
+            for item in items:
+                response.write(item)
+            response.close()
+        finally:
+            items.close()
 
     def handle_error(self, req, client, addr, exc):
         """Answer what never became a request, or what gunicorn would not send. Its own way logs the address with its query."""

@@ -49,8 +49,9 @@ class PlainStream(PieceStream):
 
 
 if __name__ == "__main__":
+    import app
     import routes
 
     routes.ROUTES.append(routes.Route("POST", "/v1/plain", "A dialect for tests"))
-    sparks.DIALECTS["/v1/plain"] = sys.modules[__name__]
+    app.DIALECTS["/v1/plain"] = sys.modules[__name__]
     sparks.main()

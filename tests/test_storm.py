@@ -33,17 +33,17 @@ MB = 1 << 20
 # GET /state tells what no route of the gateway's does.
 STATE = """
 import gc, json
-import http1, sparks
+import app, http1
 from admission import Gate
 from gevent import Greenlet
 
 http1.IDLE = 0.3
-create, activate = sparks.create_app, Gate.activate
+create, activate = app.create_app, Gate.activate
 
 def create_app(desk, *rest):
-    app = create(desk, *rest)
-    app.add_url_rule("/state", "state", lambda: json.dumps(state(desk)))
-    return app
+    made = create(desk, *rest)
+    made.add_url_rule("/state", "state", lambda: json.dumps(state(desk)))
+    return made
 
 def state(desk):
     gc.collect()
@@ -55,7 +55,7 @@ def counted(gate, ticket):
     gate.most = max(getattr(gate, "most", 0), gate.active)
     return activated
 
-sparks.create_app, Gate.activate = create_app, counted
+app.create_app, Gate.activate = create_app, counted
 """
 
 
@@ -335,7 +335,7 @@ def twins(gateway, number, leaves_stream, patience, resets):
 # ---- fairness
 
 NOTED = """
-import bisect, os
+import bisect, os, time
 from admission import Gate
 activate, moments = Gate.activate, []
 
@@ -343,7 +343,7 @@ def noted(gate, ticket):
     "How many had their turn since this one came: a line a grant."
     ahead = len(moments) - bisect.bisect_right(moments, ticket.counted)
     activated = activate(gate, ticket)
-    moments.append(sparks.time())
+    moments.append(time.time())
     os.write(noted.file, b"%d %d\\n" % (ticket.key, ahead))
     return activated
 

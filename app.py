@@ -1,0 +1,253 @@
+"""The routes. A WSGI app that makes a Call for each request and releases it; the Flask app behind it has the small routes.
+
+Requests for a completion are answered ahead of Flask, which would double what they cost.
+"""
+import hmac
+import ipaddress
+from http import HTTPStatus
+from itertools import chain
+from time import time
+
+import gevent
+from flask import Flask, Response, redirect, request
+from werkzeug.exceptions import HTTPException
+from werkzeug.wsgi import ClosingIterator
+
+import call as calls
+import ledger
+from dialects import chat, completions, embeddings, openai_refusal
+from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound
+from pages import help as help_page
+from routes import ROUTES
+from stream import dumps
+
+DIALECTS = {                                        # the routes that ask a model, and who reads them
+    "/v1/chat/completions": chat,
+    "/v1/completions": completions,
+    "/v1/embeddings": embeddings,
+}
+PIECE = 1 << 16                                     # bytes of a plain answer in one write
+JSON = ("Content-Type", "application/json")
+STREAM_HEADERS = [("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache, no-transform"),
+                  ("X-Accel-Buffering", "no")]
+HELP_HEADERS = {"Vary": "Accept", "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+EXISTING = ", ".join(f"{route.method} {route.path}" for route in ROUTES)
+
+
+# ---- the front
+
+def create_app(desk, keyring, metrics):
+    """The app over a Desk, a Keyring and Metrics."""
+    app = small_routes(desk, keyring, metrics)
+    app.wsgi_app = front(desk, keyring, app.wsgi_app)
+    return app
+
+
+def front(desk, keyring, small):
+    """The one place that makes a Call and releases it, whatever becomes of the response."""
+    def application(environ, start_response):
+        call = environ["sparks.call"] = calls.Call(desk, environ)
+        dialect = DIALECTS.get(environ["PATH_INFO"]) if environ["REQUEST_METHOD"] == "POST" else None
+        try:
+            answer = complete(call, dialect, keyring, environ, start_response) if dialect else small(environ, start_response)
+            return ClosingIterator(answer, call.close)
+        except BaseException as error:
+            if isinstance(error, Exception):        # such as a header that may not be sent
+                call.settle(500, calls.ours(error))
+            call.close()
+            raise
+    return application
+
+
+def complete(call, dialect, keyring, environ, start_response):
+    """A request for a completion, through a dialect."""
+    call.route = f"POST {environ['PATH_INFO']}"
+    try:
+        check_edge(environ, call.desk.settings)
+        call.key = key_of(environ, keyring)
+        headers, answer = serve(call, dialect)
+        status = 200
+    except Exception as error:
+        refusal = calls.ours(error)
+        call.settle(refusal.status, refusal)
+        status, answer = refusal.status, [dialect.refusal(refusal)]
+        headers = [JSON, ("Content-Length", str(len(answer[0]))), *refusal.headers.items()]
+    start_response(f"{status} {HTTPStatus(status).phrase}", [*headers, *stamp(call)])
+    return answer
+
+
+def serve(call, dialect):
+    """(headers, body) of the answer. Raises Refusal."""
+    body = call.body.read(call.key.id)
+    call.attend()
+    ask = dialect.read(body, call.desk.fleet.view(call.key))
+    ask.body = call.body.restore(ask.body)
+    del body
+    if ask.stream is None:
+        body = calls.plain(call, ask, dialect.write)
+        return [JSON, ("Content-Length", str(len(body)))], pieces(body)
+    events = calls.relay(call, ask)
+    first = next(events)                            # a Refusal here is still an HTTP status
+    return STREAM_HEADERS, chain([first], events)
+
+
+def pieces(body):
+    """A body in pieces, each of which the client has its time to take."""
+    return [body] if len(body) <= PIECE else (body[at:at + PIECE] for at in range(0, len(body), PIECE))
+
+
+def check_edge(environ, settings):
+    """Raises Forbidden for a request that did not come through the proxy in front."""
+    secret = settings.edge_secret
+    if secret and not same(environ.get("HTTP_X_SPARKS_EDGE", ""), secret):
+        raise Forbidden("this request did not come through the public address; use the base URL in /help")
+
+
+def same(given, secret):
+    """Equal, in constant time, for any text."""
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), secret.encode())
+
+
+def key_of(environ, keyring):
+    """The Key of a request. Raises InvalidKey."""
+    return keyring.check(environ.get("HTTP_AUTHORIZATION"), environ.get("HTTP_X_API_KEY"))
+
+
+def stamp(call):
+    """The headers that every response gets, as pairs."""
+    headers = [("x-request-id", call.id)]
+    if call.key:
+        headers += call.desk.gate.standing(call.key.id, call.key.limits, calls.now()).items()
+        if call.queued_ms is not None:
+            headers.append(("x-sparks-queue-ms", str(call.queued_ms)))
+    if call.body.breaks:
+        gevent.getcurrent().close_after()           # the rest of its body is not read: the connection ends here
+    return headers
+
+
+# ---- the small routes
+
+def small_routes(desk, keyring, metrics):
+    """The Flask app with all routes but those of DIALECTS, which it only knows to tell a wrong method from a wrong path."""
+    app = Flask(__name__, static_folder=None)
+    app.url_map.strict_slashes = app.url_map.merge_slashes = False      # a redirect would be HTML
+    views = {
+        "/v1/models": lambda: list_models(desk),
+        "/v1/models/{id}": lambda id: one_model(desk, id),
+        "/help": lambda: show_help(desk),
+        "/llms.txt": lambda: show_help(desk),
+        "/v1/usage": lambda: own_usage(desk),
+        "/metrics": lambda: show_metrics(keyring, metrics),
+        "/healthz": lambda: json_response({"ok": True}),
+    }
+    for route in ROUTES:                            # /help and the 404 message list the same table
+        app.add_url_rule(route.rule, route.path, views.get(route.path), methods=[route.method])
+    app.add_url_rule("/", "root", lambda: "" if request.method == "HEAD" else redirect("/help"), methods=["GET"])
+    app.before_request(lambda: admit(keyring, desk.settings))
+    app.after_request(finish)
+    app.register_error_handler(Exception, refused)
+    return app
+
+
+def admit(keyring, settings):
+    """The edge, then the key."""
+    if not request.path.startswith("/v1"):
+        return
+    call = request.environ["sparks.call"]
+    rule = request.url_rule                         # of ours: a client's own words stay out of the log
+    call.route = f"{request.method} {rule}" if rule else "unknown"
+    check_edge(request.environ, settings)
+    if request.routing_exception is None:
+        call.key = key_of(request.environ, keyring)
+
+
+def finish(response):
+    """The request has nothing more to hold."""
+    call = request.environ["sparks.call"]
+    call.settle(response.status_code, request.environ.get("sparks.refusal"))
+    response.headers.extend(stamp(call))
+    return response
+
+
+def json_response(value, status=200, headers=None):
+    return Response(dumps(value), status, headers, mimetype="application/json")
+
+
+def model_object(model):
+    context = dict.fromkeys(("max_model_len", "context_length", "context_window"), model.context) if model.context else {}
+    return {"id": model.id, "object": "model", "created": 0, "owned_by": "sparks-gateway", **context}
+
+
+def list_models(desk):
+    return json_response({"object": "list", "data": [model_object(model) for model in view_of(desk).listed()]})
+
+
+def one_model(desk, name):
+    return json_response(model_object(view_of(desk).find(name)))
+
+
+def view_of(desk):
+    return desk.fleet.view(request.environ["sparks.call"].key)
+
+
+def own_usage(desk):
+    """The caller's own totals and limits."""
+    key, now = request.environ["sparks.call"].key, time()
+    day = ledger.day_of(now)
+    return json_response({
+        "object": "usage", "key": key.name, "limits": {**key.limits._asdict(), "models": key.models or None},
+        "active": desk.gate.account(key.id).active, "queued": desk.gate.account(key.id).waiting,
+        "today": ledger.total(key.id, day), "this_month": ledger.total(key.id, day[:8] + "01"), "total": ledger.total(key.id),
+        "expires": key.expires})
+
+
+def show_metrics(keyring, metrics):
+    """For this machine alone, unless a proxy speaks for somebody else; or for an admin's key."""
+    if not from_here(request):
+        key = keyring.check(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+        if not key.admin:
+            raise Forbidden("metrics are for this machine, or for an admin's key (./run.sh keys add NAME --admin)")
+    return Response(metrics.text(), content_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def from_here(request):
+    proxied = any(name in request.headers for name in ("X-Forwarded-For", "CF-Connecting-IP", "Forwarded", "X-Real-IP"))
+    address = ipaddress.ip_address(request.remote_addr)
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback and not proxied
+
+
+def show_help(desk):
+    form = help_page.form_of(request.headers.get("Accept"), request.args.get("format"))
+    body, mimetype = help_page.render(desk.settings, [model for model in desk.fleet.known if not model.hidden],
+                                      public_address(desk.settings), form)
+    return Response(body, mimetype=mimetype, headers=HELP_HEADERS)
+
+
+def public_address(settings):
+    """The address that people use, without /v1: the setting, else as this request came in."""
+    if settings.base_url:
+        return settings.base_url
+    scheme = request.headers.get("X-Forwarded-Proto", request.scheme).split(",")[0].strip()
+    return f"{scheme if scheme in ('http', 'https') else 'http'}://{request.host}"
+
+
+# ---- refusals
+
+def refused(error):
+    """Any exception as an answer."""
+    allowed = {"Allow": ", ".join(sorted(error.valid_methods))} if getattr(error, "valid_methods", None) else {}
+    if isinstance(error, HTTPException):
+        error = from_werkzeug(error)
+    refusal = request.environ["sparks.refusal"] = calls.ours(error)
+    return Response(openai_refusal(refusal), refusal.status, {**allowed, **refusal.headers}, mimetype="application/json")
+
+
+def from_werkzeug(error):
+    where = f"{request.method} {request.path[:200]}"
+    if error.code == 404:
+        return NotFound(f"{where} is nothing here; there are {EXISTING}")
+    if error.code == 405:
+        return MethodNotAllowed(f"{where} is not allowed; there are {EXISTING}")
+    if error.code is not None and 400 <= error.code < 500:
+        return InvalidRequest(f"the request cannot be read: {error.name}", status=error.code)
+    return error

@@ -1,0 +1,84 @@
+"""What runs in the worker: the parts are made, told of each other, and set going.
+"""
+import gc
+import logging
+from urllib.parse import urlsplit
+
+import gevent
+
+import call as calls
+import keys
+import ledger
+import local
+import log as log_module
+import server
+import settings as settings_module
+from admission import Gate
+from app import create_app
+from database import open_database
+from errors import SettingsError
+from metrics import Metrics
+from upstream import Fleet
+
+log = logging.getLogger("sparks")
+
+
+def start(worker, settings, is_local):
+    """The app of a worker. Also starts the look at the engine, the ledger's upkeep, and the local engine. Raises SettingsError."""
+    open_database(settings.db)
+    first_key = keys.first_key() if is_local else None
+    open_database(settings.db, patient=False)
+    if is_local:
+        local.adopt(settings)
+    fleet, book, metrics = Fleet(settings), ledger.Ledger(settings), Metrics()
+    desk = calls.Desk(settings, fleet, open_gate(settings), book, (log_module.note, metrics.note))
+    metrics.watch(desk)
+    engine = local.Engine(urlsplit(settings.upstream[0]).port, log.warning) if is_local else None
+    if engine:
+        engine.start()
+    gevent.spawn(fleet.watch)
+    gevent.spawn(book.keep_up)
+    gevent.spawn(announce, settings, fleet, engine, first_key)
+    worker.on_end, worker.on_quit = lambda: desk.drain(settings.drain), desk.abandon
+    worker.on_reload = lambda: reload(desk, (lambda new: local.adopt(new, settings.upstream)) if is_local else lambda new: None)
+    app = create_app(desk, keys.Keyring(), metrics)
+    gc.collect()
+    gc.freeze()                                     # what is loaded stays: the collector need not walk through it
+    return app
+
+
+def open_gate(settings):
+    """A Gate that knows what was used today and this month, before this start."""
+    gate, now = Gate(settings.max_active, settings.max_queued), calls.now()
+    day = ledger.day_of(now)
+    today, month = ledger.used_by_key(day), ledger.used_by_key(day[:8] + "01")
+    for key, tokens in month.items():
+        gate.begin(key, today.get(key, 0), tokens, now)
+    return gate
+
+
+def reload(desk, adapt):
+    """Read sparks.toml again; what is wrong with it is logged, and the old settings stay. `adapt` is done to new ones."""
+    try:
+        new = settings_module.load(warn=log.warning)
+        adapt(new)
+    except SettingsError as error:
+        return log.error("reload: %s; the old settings stay", error)
+    fixed = desk.settings.adopt(new)
+    desk.gate.slots, desk.gate.most_waiting = desk.settings.max_active, desk.settings.max_queued
+    desk.bodies.most = desk.settings.max_bodies
+    desk.fleet.configure()
+    calls.wake(desk.gate.grant())
+    log.warning("reload: sparks.toml was read" + (f"; {', '.join(fixed)} need a restart" if fixed else ""))
+
+
+def announce(settings, fleet, engine, first_key):
+    """Say what was started; with a local engine, also how to try it, once it answers."""
+    fleet.looked.wait()
+    log_module.say(server.screen(settings, fleet.models(), keys.active().count(), engine is not None))
+    if engine:
+        while not fleet.models():
+            if engine.state == "up":
+                fleet.hurry.set()                   # no need to wait for the next look
+            gevent.sleep(0.1)
+        log_module.say(local.greeting(f"http://{server.reachable(settings.bind)}", first_key))
