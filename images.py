@@ -21,8 +21,8 @@ from gevent.lock import BoundedSemaphore
 from gevent.monkey import get_original
 from gevent.threadpool import ThreadPool
 
-from errors import InvalidRequest, Refusal, TooLarge
-from http1 import Answer, Connection, Silent
+from errors import InvalidRequest, TooLarge, UpstreamError
+from http1 import Answer, Connection
 
 PORTS = {"http": 80, "https": 443}
 REDIRECTS = 3
@@ -95,7 +95,7 @@ def target_of(url, hosts):
         parts = urlsplit(url)
         host = parts.hostname or ""
         host = host if host.isascii() else host.encode("idna").decode()
-        port = parts.port or PORTS.get(parts.scheme)
+        port = PORTS.get(parts.scheme) if parts.port is None else parts.port
     except ValueError:
         raise bad("an image's address cannot be read") from None
     if parts.scheme not in PORTS or len(url) > LONGEST or not url.isprintable() or "\\" in parts.netloc:
@@ -195,18 +195,26 @@ def ask(target):
 def fetch(url, settings, hold=lambda size: None):
     """An image as the bytes of a data URL. `hold` is told of each size that it takes in memory. Raises Refusal."""
     slow = bad(f"an image has not come within {settings.image_timeout:g} seconds")
-    with gevent.Timeout(settings.image_timeout, slow), live:
-        for _ in range(REDIRECTS + 1):
-            target = target_of(url, settings.image_urls)
-            answer = ask(target)
-            try:
-                answer.head(LONG)
-                if answer.status not in MOVED:
-                    return data_url(take(answer, target.host, settings.max_image, hold), target.host, hold)
-                url = urljoin(url, answer.headers.get("location", ""))
-            finally:
-                answer.close()
-        raise bad(f"an image's address leads on more than {REDIRECTS} times")
+    try:
+        with gevent.Timeout(settings.image_timeout, slow), live:
+            return follow(url, settings, hold)
+    except (UpstreamError, OSError, ValueError):    # http1 tells of an engine; a server of pictures is at fault
+        raise bad("an image could not be fetched: its server's answer cannot be read") from None
+
+
+def follow(url, settings, hold):
+    """The image at the end of at most so many redirects."""
+    for _ in range(REDIRECTS + 1):
+        target = target_of(url, settings.image_urls)
+        answer = ask(target)
+        try:
+            answer.head(LONG)
+            if answer.status not in MOVED:
+                return data_url(take(answer, target.host, settings.max_image, hold), target.host, hold)
+            url = urljoin(url, answer.headers.get("location", ""))
+        finally:
+            answer.close()
+    raise bad(f"an image's address leads on more than {REDIRECTS} times")
 
 
 def take(answer, host, most, hold):
@@ -279,11 +287,4 @@ def attempt(url, settings, hold):
     try:
         return fetch(url, settings, hold)
     except Exception as error:
-        return in_our_words(error)
-
-
-def in_our_words(error):
-    """What goes wrong on the way is told by http1 as an engine's fault."""
-    if isinstance(error, (InvalidRequest, TooLarge)) or not isinstance(error, (Refusal, OSError, Silent)):
         return error
-    return bad("an image could not be fetched: its server's answer cannot be read")
