@@ -33,12 +33,11 @@ def start(worker, settings, is_local):
     fleet, book, metrics = Fleet(settings), ledger.Ledger(settings), Metrics()
     desk = calls.Desk(settings, fleet, open_gate(settings), book, (log_module.note, metrics.note))
     metrics.watch(desk)
-    engine = local.Engine(urlsplit(settings.upstream[0]).port, log.warning) if is_local else None
-    if engine:
-        engine.start()
+    for url, command in zip(settings.upstream, local.COMMANDS if is_local else ()):
+        local.Engine(urlsplit(url).port, log.warning, command, fleet.hurry.set).start()
     gevent.spawn(fleet.watch)
     gevent.spawn(book.keep_up)
-    gevent.spawn(announce, settings, fleet, engine, first_key)
+    gevent.spawn(announce, settings, fleet, is_local, first_key)
     worker.on_end, worker.on_quit = lambda: desk.drain(settings.drain), desk.abandon
     worker.on_reload = lambda: reload(desk, (lambda new: local.adopt(new, settings.upstream)) if is_local else lambda new: None)
     app = create_app(desk, keys.Keyring(), metrics)
@@ -72,13 +71,11 @@ def reload(desk, adapt):
     log.warning("reload: sparks.toml was read" + (f"; {', '.join(fixed)} need a restart" if fixed else ""))
 
 
-def announce(settings, fleet, engine, first_key):
+def announce(settings, fleet, is_local, first_key):
     """Say what was started; with a local engine, also how to try it, once it answers."""
     fleet.looked.wait()
-    log_module.say(server.screen(settings, fleet.models(), keys.active().count(), engine is not None))
-    if engine:
-        while not fleet.models():
-            if engine.state == "up":
-                fleet.hurry.set()                   # no need to wait for the next look
+    log_module.say(server.screen(settings, fleet.models(), keys.active().count(), is_local))
+    if is_local:
+        while not any(model.default for model in fleet.models()):
             gevent.sleep(0.1)
         log_module.say(local.greeting(f"http://{server.reachable(settings.bind)}", first_key))
