@@ -1,17 +1,15 @@
 """Text completions and embeddings through the real server: OpenAI's SDK, LangChain, and OpenAI's published schema."""
 import asyncio
-import json
 import math
+import threading
 
 import openai
 import pytest
 from langchain_openai import OpenAI as LangChainOpenAI
 from langchain_openai import OpenAIEmbeddings
 
-from client import Truncated
 from conftest import Gateway, Shared
-from engine import (DONE, Close, Engine, Hang, Head, Json, Wait, died, embeddings, llama_refusal, refusal, sse, text_chunks,
-                    text_completion)
+from engine import Close, Engine, Head, Json, Wait, embeddings, llama_refusal, refusal, text_chunks, text_completion
 from inside import row_now
 from test_oracle_python import no_proxy, problems       # noqa: F401, fixtures
 
@@ -127,7 +125,6 @@ def test_a_prompt_that_is_too_long(house, sdk, streams):
 
 
 def test_alive_while_it_waits(house, sdk):
-    import threading
     go = threading.Event()
     house.engine.play(Head(), Wait(go), *text_chunks("a"))
     with house.client().open() as connection:
