@@ -115,8 +115,9 @@ class Call:
     # -- the slot and the engine
 
     def fill(self, ask):
-        """Fetch the images that the request names by their addresses. Raises Refusal."""
+        """Fetch the images that the request names by their addresses, unless it would be turned away. Raises Refusal."""
         if ask.images:
+            self.desk.gate.check(self.key.id, ask.model.lane, self.key.limits, now())
             found = images.fetch_all(ask.images, self.desk.settings, self.hold)
             ask.body = [found[part] if isinstance(part, str) else part for part in ask.body]
 

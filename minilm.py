@@ -123,8 +123,8 @@ def fields_of(config, tokens):
     names = [token for token, _ in tokens]
     special = {f"tokenizer.ggml.{name}_token_id": whole(names.index(token)) for name, token in SPECIAL.items()}
     return {
-        "general.architecture": string("bert"), "general.name": string("all-MiniLM-L6-v2"), "general.license": string("apache-2.0"),
-        "general.file_type": whole(1),
+        "general.architecture": string("bert"), "general.name": string("all-MiniLM-L6-v2"),
+        "general.license": string("apache-2.0"), "general.file_type": whole(1),
         "bert.context_length": whole(CONTEXT), "bert.block_count": whole(config["num_hidden_layers"]),
         "bert.embedding_length": whole(config["hidden_size"]), "bert.feed_forward_length": whole(config["intermediate_size"]),
         "bert.attention.head_count": whole(config["num_attention_heads"]),

@@ -128,13 +128,15 @@ def chat_tools(front):
 def chat_tool_choice(front):
     named = {"type": "function", "function": {"name": "f"}}
     for choice in ("none", "auto", "required", named, {"type": "function", "name": "f"}):
-        assert front.sent(front.chat(tools=[TOOL], tool_choice=choice))["tool_choice"] == (choice if isinstance(choice, str) else named)
+        assert front.sent(front.chat(tools=[TOOL], tool_choice=choice))["tool_choice"] == (choice if isinstance(choice,
+                                                                                                                str) else named)
 
 
 def chat_format(front):
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
     for given, sent in ((schema, schema), ({"type": "json_object"}, {"type": "json_object"}),
-                        ({"type": "json_schema", "json_schema": {}}, {"type": "json_object"}), ({"type": "odd"}, {"type": "odd"})):
+                        ({"type": "json_schema", "json_schema": {}}, {"type": "json_object"}),
+                        ({"type": "odd"}, {"type": "odd"})):
         assert front.sent(front.chat(response_format=given))["response_format"] == sent
 
 
@@ -230,7 +232,8 @@ def vectors_dimensions(front):
     front.refused(embed(front, [0.6, 0.8], dimensions=3), "dimensions")
 
 
-VECTOR_ROWS = {"model": vectors_model, "input": vectors_input, "encoding_format": vectors_format, "dimensions": vectors_dimensions}
+VECTOR_ROWS = {"model": vectors_model, "input": vectors_input, "encoding_format": vectors_format,
+               "dimensions": vectors_dimensions}
 
 
 # ---- answers, errors, routes
@@ -275,7 +278,8 @@ def error_failed(front):
 
 
 ERROR_ROWS = {"Key sent as": error_key, "No or wrong key": error_no_key, "Unknown model": chat_model,
-              "Invalid request": lambda front: front.refused(front.chat(messages=[]), "messages"), "Generation failed": error_failed,
+              "Invalid request": lambda front: front.refused(front.chat(messages=[]), "messages"),
+              "Generation failed": error_failed,
               "Too many or too large images": lambda front: front.refused(front.chat(messages=[{"role": "user", "content": [
                   {"type": "image_url", "image_url": {"url": f"http://example.org/{n}"}} for n in range(17)]}]), "messages")}
 CHAPTERS = {"Chat completions parameters": (CHAT, CHAT_ROWS), "Completions parameters": (TEXT, TEXT_ROWS),

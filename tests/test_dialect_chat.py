@@ -628,8 +628,8 @@ def test_response_formats(given, sent):
     assert payload(ask(response_format=given)) == ask(response_format=sent)
 
 
-@pytest.mark.parametrize("form", ["json", 1, True, [], {}, {"type": None}, {"type": 1}, {"type": "json_schema", "json_schema": []},
-                                  {"type": "json_schema", "json_schema": "x"}])
+@pytest.mark.parametrize("form", ["json", 1, True, [], {}, {"type": None}, {"type": 1}, 
+                                  {"type": "json_schema", "json_schema": []}, {"type": "json_schema", "json_schema": "x"}])
 def test_response_formats_that_are_none(form):
     check_refusal(refused(ask(response_format=form)), "response_format")
 

@@ -163,7 +163,7 @@ def chunk(*choices, **more):
 
 LOGPROBS = [{"text_offset": [n], "token_logprobs": [-0.5], "tokens": [text], "top_logprobs": [{"text": -0.5, "error": -1}]}
             for n, text in enumerate("ab")]
-STREAMS = {                                         # the engine's chunks -> the client's, whether it wants usage, how many choices
+STREAMS = {                                         # the engine's chunks, the client's, whether it wants usage, choices
     "vllm": ([chunk(choice(" a", stop_reason=None)), chunk(choice(' "b"\n\\ ü 🌍 \u2028')), chunk(choice("c")),
               chunk(choice("", "stop", stop_reason=319)), chunk(usage=USAGE)], None, True, 1),
     "usage for nobody": ([chunk(choice("a")), chunk(choice("", "stop")), chunk(usage=USAGE)],

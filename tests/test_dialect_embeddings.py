@@ -67,7 +67,8 @@ def test_inputs(given, count):
     assert sent(one)["input"] == given and one.extra["count"] == count
 
 
-@pytest.mark.parametrize("given", [None, [], 1, True, {}, [None], [True], [1.5], [-1], [1, "a"], ["a", 1], [[]], [["a"]], [[1], "a"],
+@pytest.mark.parametrize("given", [None, [], 1, True, {}, [None], [True], [1.5], [-1], [1, "a"], ["a", 1], [[]], [["a"]],
+                                   [[1], "a"],
                                    [[1], 2], [[[1]]], [{"text": "a"}]], ids=repr)
 def test_inputs_that_are_none(given):
     check_refusal(refused(input=given), "input", "input")
@@ -116,7 +117,8 @@ def test_which_model():
 
 
 @HYPO
-@hypothesis.given(st.fixed_dictionaries({}, optional=dict.fromkeys(["input", "model", "encoding_format", "dimensions", "stream"], JSON)),
+@hypothesis.given(st.fixed_dictionaries({}, optional=dict.fromkeys(["input", "model", "encoding_format", "dimensions", "stream"],
+                                                                   JSON)),
                   st.booleans())
 def test_any_body_is_sent_on_or_refused(fields, good):
     try:
@@ -188,7 +190,8 @@ def test_usage():
 
 
 @pytest.mark.parametrize("given", [
-    {}, {"data": None}, {"data": []}, {"data": "x"}, answer(VECTOR, VECTOR), answer(None), answer(""), answer([]), answer({}), answer(5),
+    {}, {"data": None}, {"data": []}, {"data": "x"}, answer(VECTOR, VECTOR), answer(None), answer(""), answer([]), answer({}),
+    answer(5),
     {"data": [None]}, {"data": ["x"]}, {"data": [{}]}, b"data: {}\n\n",
 ], ids=lambda given: str(given)[:40])
 def test_answers_that_cannot_be_read(given):

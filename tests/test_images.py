@@ -1,4 +1,4 @@
-"""Images by address: where a request may lead the gateway and where not, servers that mean no good, and what reaches the engine."""
+"""Images by address: where a request may lead the gateway and where not, hostile servers, and what reaches the engine."""
 import base64
 import shutil
 import socket
@@ -25,7 +25,8 @@ CHAT = "/v1/chat/completions"
 
 
 def settings(hosts="public", **given):
-    return SimpleNamespace(**{"image_urls": hosts.split(","), "max_images": 16, "max_image": 1 << 20, "image_timeout": 2, **given})
+    return SimpleNamespace(**{"image_urls": hosts.split(","), "max_images": 16, "max_image": 1 << 20, "image_timeout": 2,
+                              **given})
 
 
 def url_of(data, kind="png"):
@@ -57,7 +58,8 @@ def test_addresses_that_are_not_public(kind):
     assert [address for address in LOCAL[kind] if images.is_public(address)] == []
 
 
-@pytest.mark.parametrize("address", [PUBLIC, "1.1.1.1", "8.8.8.8", "172.32.0.1", "100.63.255.255", "169.253.0.1", "223.255.255.255",
+@pytest.mark.parametrize("address", [PUBLIC, "1.1.1.1", "8.8.8.8", "172.32.0.1", "100.63.255.255", "169.253.0.1",
+                                     "223.255.255.255",
                                      "2606:4700::1111", "2a00:1450:4001::1", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8"])
 def test_addresses_that_are(address):
     assert images.is_public(address)
@@ -84,7 +86,8 @@ def test_targets(url, target):
 
 
 ODD_HOSTS = ["2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "017700000001", "127.1", "127.0.1", "127.0.0.0x1", "00127.0.0.1",
-             "1.2.3.4.5", "256.1.1.1", "0", "a..b", ".", "..", "a%00b", "[fe80::1%25eth0]", "[::1", "[v1.x]", "①②⑦.⓪.⓪.①.", "a b", "a'b",
+             "1.2.3.4.5", "256.1.1.1", "0", "a..b", ".", "..", "a%00b", "[fe80::1%25eth0]", "[::1", "[v1.x]", "①②⑦.⓪.⓪.①.", "a b",
+             "a'b",
              "xn--a.0x", "", "-" * 300]
 
 
@@ -97,12 +100,15 @@ def test_hosts_that_are_none(host):
 
 
 @pytest.mark.parametrize("url, words", [
-    ("ftp://example.org/a", "plain http"), ("file:///etc/passwd", "plain http"), ("//example.org/", "plain http"), ("", "plain http"),
+    ("ftp://example.org/a", "plain http"), ("file:///etc/passwd", "plain http"), ("//example.org/", "plain http"),
+    ("", "plain http"),
     ("http://user@example.org/", "user"), ("http://user:secret@example.org/", "user"), ("http://example.org@127.0.0.1/", "user"),
-    ("http://@example.org/", "user"), ("http://example.org\\@127.0.0.1/", "plain http"), ("http://127.0.0.1\\.example.org/", "plain http"),
+    ("http://@example.org/", "user"), ("http://example.org\\@127.0.0.1/", "plain http"),
+    ("http://127.0.0.1\\.example.org/", "plain http"),
     ("http://example.org:0/", "ports"), ("http://example.org:22/", "ports"), ("http://example.org:8080/", "ports"),
     ("https://example.org:6379/", "ports"), ("http://example.org:99999/", "read"), ("http://example.org:x/", "read"),
-    ("http://example.org/\r\nHost: a", "plain http"), ("http://exam\tple.org/", "plain http"), ("http://example.org/" + "a" * 9000, "plain http"),
+    ("http://example.org/\r\nHost: a", "plain http"), ("http://exam\tple.org/", "plain http"),
+    ("http://example.org/" + "a" * 9000, "plain http"),
     ("http://example.org/\ue000mark:0\ue000", "plain http"), ("http:///a", "no host"), ("http://?a", "no host"),
 ])
 def test_urls_that_lead_nowhere(url, words):
@@ -262,7 +268,8 @@ def test_an_image_is_one_by_its_first_bytes(server, data, kind, type):
     assert not {"authorization", "cookie", "referer"} & {name.lower() for name, _ in request.headers}
 
 
-@pytest.mark.parametrize("data", [b"", b"<html>secret</html>", b'{"secret": 1}', b"\x89PNG", b"root:x:0:0:root:/root:/bin/bash\n", b"<svg/>" * 9,
+@pytest.mark.parametrize("data", [b"", b"<html>secret</html>", b'{"secret": 1}', b"\x89PNG", b"root:x:0:0:root:/root:/bin/bash\n",
+                                  b"<svg/>" * 9,
                                   b"RIFF\x00\x00\x00\x00WAVE" + bytes(20), b" " + PNG], ids=lambda data: repr(data[:9]))
 def test_what_is_no_image(server, data):
     said = refused(play(server, *sends(data)), server.host)
@@ -330,9 +337,12 @@ def test_redirects(server, status):
     assert images.fetch(url, settings(server.host)) == url_of(PNG)
 
 
-@pytest.mark.parametrize("where", ["http://127.0.0.1:{port}/", "http://localhost:{port}/", "http://inside.example.org/", "http://[::1]/",
-                                   "http://169.254.169.254/latest/meta-data/", "//127.0.0.1:{port}/", "http://127.1:{port}/", "file:///etc/passwd",
-                                   "http://2130706433:{port}/", "ftp://127.0.0.1/", "gopher://127.0.0.1:6379/_x", "http://user@pictures.test/",
+@pytest.mark.parametrize("where", ["http://127.0.0.1:{port}/", "http://localhost:{port}/", "http://inside.example.org/",
+                                   "http://[::1]/",
+                                   "http://169.254.169.254/latest/meta-data/", "//127.0.0.1:{port}/", "http://127.1:{port}/",
+                                   "file:///etc/passwd",
+                                   "http://2130706433:{port}/", "ftp://127.0.0.1/", "gopher://127.0.0.1:6379/_x",
+                                   "http://user@pictures.test/",
                                    "http://[::1", "http://pictures.test:x/"])
 def test_redirects_are_judged_anew(server, serving, where):
     other = serving[1]
@@ -354,7 +364,8 @@ def certificate(tmp_path_factory):
     if not shutil.which("openssl"):
         pytest.skip("a certificate is made with the openssl command, which this machine does not have")
     folder = tmp_path_factory.mktemp("tls")
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
+                    "2",
                     "-keyout", folder / "key", "-out", folder / "cert", "-subj", "/CN=pictures.test", "-addext",
                     "subjectAltName=DNS:pictures.test"], check=True, capture_output=True, timeout=60)
     return folder
@@ -492,7 +503,8 @@ def test_an_address_as_long_as_a_book(gate, server):
     ("http://127.0.0.1/", 400, "no public address"), ("http://[::ffff:127.0.0.1]/", 400, "no public address"),
     ("http://inside.test/", 400, "inside.test is no public address"), ("http://0x7f.1/", 400, "no host"),
     ("http://pictures.test:22/", 400, "ports 80 and 443"), ("http://user@pictures.test/", 400, "user"),
-    ("{host}/none.png", 400, "status 404"), ("{host}/large.png", 413, "over 1,048,576 bytes"), ("{host}/slow.png", 400, "within 2 seconds"),
+    ("{host}/none.png", 400, "status 404"), ("{host}/large.png", 413, "over 1,048,576 bytes"),
+    ("{host}/slow.png", 400, "within 2 seconds"),
 ])
 def test_refusals(gate, server, url, status, words, streams):
     play(server, Head(404, framing=0), path="/none.png")
@@ -500,7 +512,8 @@ def test_refusals(gate, server, url, status, words, streams):
     play(server, Head(), Hang(), path="/slow.png")
     answer = ask(gate, url.format(host=f"http://{server.host}"), stream=streams)
     error = answer.json()["error"]
-    assert (answer.status, error["param"], error["type"]) == (status, "messages", "invalid_request_error") and words in error["message"]
+    assert (answer.status, error["param"], error["type"]) == (status, "messages",
+                                                              "invalid_request_error") and words in error["message"]
     assert gate.engine.requests == []
 
 
@@ -515,12 +528,21 @@ def test_too_many_and_too_much(gate, server):
         assert ask(gate, *urls[:2]).status == 200
 
 
+def test_nothing_is_fetched_for_a_key_that_is_over_its_limit(gate, server):
+    key = gate.add_key("ann")
+    assert gate.keys("limit", "ann", "--rpm", "1").returncode == 0
+    url, client = play(server, *sends(PNG)), gate.client(key)
+    body = {"messages": [{"role": "user", "content": [part(url)]}]}
+    assert [client.post(CHAT, body).status for _ in range(3)] == [200, 429, 429] and server.connections == 1
+
+
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("leave", ["close", "reset", "half_close"])
 def test_the_client_leaves_while_they_are_fetched(gate, server, leave, streams):
     url = play(server, Head(), PNG, Hang())
     connection, ident = gate.client().open(), f"leaves-{leave}-{streams}"
-    connection.start("POST", CHAT, {"messages": [{"role": "user", "content": [part(url)]}], "stream": streams}, {"x-request-id": ident})
+    connection.start("POST", CHAT, {"messages": [{"role": "user", "content": [part(url)]}], "stream": streams},
+                     {"x-request-id": ident})
     wait_until(lambda: server.threads, 5)
     getattr(connection, leave)()
     wait_until(lambda: not server.threads, 1)

@@ -105,7 +105,8 @@ COMPLETIONS = Api("/v1/completions", text_body, {
     "after finish": (TEXTS[:3], 3),
     "after usage": (TEXTS[:4], 3),
 }, {"before the head": None, "prefill": 0, "mid-content": compact(TEXT).index(b" there")}, TEXTS, TEXT)
-EMBEDDINGS = Api("/v1/embeddings", embedding_body, {}, {"before the head": None, "prefill": 0, "mid-content": 40}, None, VECTORS, "vectors")
+EMBEDDINGS = Api("/v1/embeddings", embedding_body, {}, {"before the head": None, "prefill": 0, "mid-content": 40}, None, VECTORS,
+                 "vectors")
 APIS = [CHAT, COMPLETIONS, EMBEDDINGS]
 STREAMING = [api for api in APIS if api.streams]
 FORMS = [(api, streams) for api in APIS for streams in (True, False) if api.streams or not streams]

@@ -556,7 +556,8 @@ def embedding_body(streams, **fields):
 
 
 CHAT = Api("/v1/chat/completions", body, chat_chunks("Hello there", usage=True), completion("Hello there"), {"messages": "no"})
-APIS = [CHAT, Api("/v1/completions", text_body, text_chunks("Hello there", usage=True), text_completion("Hello there"), {"prompt": 5}),
+APIS = [CHAT, Api("/v1/completions", text_body, text_chunks("Hello there", usage=True), text_completion("Hello there"),
+                  {"prompt": 5}),
         Api("/v1/embeddings", embedding_body, None, embeddings([0.5, 0.25]), {"input": 5})]
 CONFIG = f"""
 [models."{MODEL}"]
@@ -600,7 +601,8 @@ ledger.commit = slow
 @pytest.fixture(scope="module")
 def slow(stock, tmp_path_factory):
     """A gateway whose commits take 150 ms: a commit that comes late shows."""
-    with Engine() as engine, started(engine, tmp_path_factory.mktemp("slow"), stock, SLOW, stall_timeout=1, config=CONFIG) as gateway:
+    folder = tmp_path_factory.mktemp("slow")
+    with Engine() as engine, started(engine, folder, stock, SLOW, stall_timeout=1, config=CONFIG) as gateway:
         gateway.engine = engine
         yield gateway
 

@@ -107,7 +107,8 @@ def test_a_stream_that_breaks_off(house, sdk):
 
 
 @pytest.mark.parametrize("streams", [True, False])
-@pytest.mark.parametrize("fields, param", [({"prompt": []}, "prompt"), ({"prompt": 5}, "prompt"), ({"max_tokens": 0}, "max_tokens"),
+@pytest.mark.parametrize("fields, param", [({"prompt": []}, "prompt"), ({"prompt": 5}, "prompt"),
+                                           ({"max_tokens": 0}, "max_tokens"),
                                            ({"model": "vectors"}, "model"), ({"n": 1, "prompt": None}, "prompt")])
 def test_refusals(house, sdk, streams, fields, param):
     with pytest.raises(openai.BadRequestError) as caught:
@@ -180,7 +181,8 @@ def test_an_engine_that_knows_one_form(vectors, sdk, gives, wants):
 
 @pytest.mark.parametrize("form", ["float", "base64"])
 def test_dimensions(vectors, sdk, form):
-    answer = sdk.embeddings.create(model="vectors", input="a", dimensions=2, **({"encoding_format": "float"} if form == "float" else {}))
+    answer = sdk.embeddings.create(model="vectors", input="a", dimensions=2,
+                                   **({"encoding_format": "float"} if form == "float" else {}))
     found = answer.data[0].embedding
     assert found == pytest.approx([0.8944271909999159, -0.4472135954999579]) and math.hypot(*found) == pytest.approx(1)
     with pytest.raises(openai.BadRequestError) as caught:
@@ -188,7 +190,8 @@ def test_dimensions(vectors, sdk, form):
     assert caught.value.param == "dimensions" and "at most 4" in str(caught.value)
 
 
-@pytest.mark.parametrize("given", ["", [""], ["a"] * 2048, "x" * (1 << 20), [1, 2], [[1], [2, 3]]], ids=lambda value: repr(value)[:15])
+@pytest.mark.parametrize("given", ["", [""], ["a"] * 2048, "x" * (1 << 20), [1, 2], [[1], [2, 3]]],
+                         ids=lambda value: repr(value)[:15])
 def test_inputs(vectors, sdk, given):
     answer = sdk.embeddings.create(model="vectors", input=given)
     assert len(answer.data) == (len(given) if isinstance(given, list) and not isinstance(given[0], int) else 1)
@@ -196,7 +199,8 @@ def test_inputs(vectors, sdk, given):
 
 
 @pytest.mark.parametrize("fields, param", [
-    ({"input": []}, "input"), ({"input": 5}, "input"), ({"input": ["a", 1]}, "input"), ({"encoding_format": "hex"}, "encoding_format"),
+    ({"input": []}, "input"), ({"input": 5}, "input"), ({"input": ["a", 1]}, "input"),
+    ({"encoding_format": "hex"}, "encoding_format"),
     ({"dimensions": 0}, "dimensions"), ({"model": MODEL}, "model")])
 def test_refusals_of_embeddings(vectors, sdk, fields, param):
     with pytest.raises(openai.BadRequestError) as caught:
@@ -219,7 +223,8 @@ def test_an_input_that_is_too_long(vectors, sdk, answer, code):
     assert (caught.value.code, caught.value.param) == (code, "input")
 
 
-@pytest.mark.parametrize("answer", [Json({}), Json({"data": []}), Json({"data": [{"embedding": "!"}]}), Json(text_completion("a"))])
+@pytest.mark.parametrize("answer", [Json({}), Json({"data": []}), Json({"data": [{"embedding": "!"}]}),
+                                    Json(text_completion("a"))])
 def test_an_engine_that_gives_none(vectors, sdk, answer):
     vectors.play(answer)
     with pytest.raises(openai.InternalServerError) as caught:
