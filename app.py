@@ -17,7 +17,6 @@ import call as calls
 import ledger
 from dialects import chat, completions, embeddings, openai_refusal
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound
-from pages import help as help_page
 from routes import ROUTES
 from stream import dumps
 
@@ -217,6 +216,7 @@ def from_here(request):
 
 
 def show_help(desk):
+    from pages import help as help_page             # what it needs is in memory only where somebody reads it
     form = help_page.form_of(request.headers.get("Accept"), request.args.get("format"))
     body, mimetype = help_page.render(desk.settings, [model for model in desk.fleet.known if not model.hidden],
                                       public_address(desk.settings), form)

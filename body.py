@@ -1,20 +1,18 @@
 """A request's body: taken in piece by piece, within bounds, while other streams flow."""
 import secrets
 from collections import Counter
-from time import monotonic
 
 import gevent
-from gevent import socket
 from gunicorn.http.errors import NoMoreData, ParseException
 
 from errors import BodyTimeout, ClientGone, InvalidRequest, Overloaded, RETRY_AFTER, TooLarge, UnsupportedEncoding
 from skeleton import Skeleton
+from sockets import linger
 
 PIECE = 1 << 18                                     # bytes at a time
 LARGE = 2 << 20                                     # bytes up to which a body is parsed as it is
 SILENCE = 30                                        # seconds without a byte until a body counts as abandoned
 TURN = 0.02                                         # seconds for which a body lets streams go first, a piece
-LINGER = 2.0                                        # seconds for which the rest of a refused body is thrown away
 SMALL = 1 << 16                                     # bytes left that gunicorn may throw away by itself
 
 
@@ -135,17 +133,3 @@ class Body:
 
     def discard(self):
         linger(self.sock)
-
-
-def linger(sock):
-    """After a refusal of what is still being sent: read on for a while, or closing would take the answer away from the
-    client (RFC 9112 9.6)."""
-    end = monotonic() + LINGER
-    try:
-        sock.shutdown(socket.SHUT_WR)
-        while (left := end - monotonic()) > 0:
-            sock.settimeout(left)
-            if not sock.recv(PIECE):
-                break
-    except OSError:
-        pass

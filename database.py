@@ -4,7 +4,7 @@ The connection is shared by all greenlets of the process, so nothing may switch 
 """
 import os
 import sqlite3
-from contextlib import closing, contextmanager
+from contextlib import closing
 from types import SimpleNamespace
 
 import peewee
@@ -53,19 +53,22 @@ def checkpoint(path):
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-@contextmanager
-def transaction():
+class Transaction:
     """A transaction that takes the write lock at once, or fails at once; gives a function to execute SQL with. (peewee's own
     hides a full disk behind a rollback that SQLite has done already, and costs a quarter of a ledger row.)"""
-    connection = database.connection()
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield connection.execute
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
+
+    def __enter__(self):
+        self.connection = database.connection()
+        self.connection.execute("BEGIN IMMEDIATE")
+        return self.connection.execute
+
+    def __exit__(self, kind, error, traceback):
+        try:
+            if kind is None:
+                self.connection.execute("COMMIT")
+        finally:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
 
 
 # ---- migrations: in order, for ever; an old file goes through those it lacks
@@ -102,7 +105,7 @@ MIGRATIONS = [first_keys, limits, first_ledger]
 def migrate():
     if not pending():                               # the usual case needs no lock
         return
-    with transaction():
+    with Transaction():
         database.execute_sql("CREATE TABLE IF NOT EXISTS migration (name TEXT PRIMARY KEY)")
         for step in pending():
             for sql in step():

@@ -14,6 +14,7 @@ import gevent
 from gevent import socket
 
 from errors import ModelUnavailable, UpstreamError
+from sockets import send_all
 
 CONNECT_TIMEOUT = 10                                # seconds
 SEND_TIMEOUT = 60                                   # seconds without the engine taking a byte
@@ -23,7 +24,7 @@ PIECE = 1 << 18                                     # bytes a write
 MAX_HEAD = 65536
 MAX_LINE = 4096                                     # bytes of a chunk's size line
 HEXADECIMAL = b"0123456789abcdefABCDEF"
-SIZES = {b"%x" % size: size for size in range(1, 1 << 12)}     # the size lines of usual chunks
+SIZES = {b"%x" % size: size for size in range(1, 1 << 10)}     # the size lines of usual chunks
 
 
 class BadAnswer(UpstreamError):
@@ -131,13 +132,6 @@ class UntilClose:
 
 
 # ---- connections
-
-def send_all(sock, data):
-    """As sock.sendall, which in gevent asks the kernel for the size of its buffer first, each time."""
-    sent = sock.send(data)
-    if sent < len(data):
-        sock.sendall(data[sent:])
-
 
 class Plain:
     """A connection's bytes as they are."""

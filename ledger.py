@@ -14,7 +14,7 @@ from typing import NamedTuple
 import gevent
 import peewee
 
-from database import checkpoint, database, is_ours, open_database, transaction
+from database import checkpoint, database, is_ours, open_database, Transaction
 from errors import SettingsError
 
 log = logging.getLogger("sparks")
@@ -201,7 +201,7 @@ def is_lock(error):
 
 def commit(rows):
     """Rows and totals in one transaction, with no switch in between."""
-    with transaction() as execute:
+    with Transaction() as execute:
         for row in rows:
             execute(INSERT, row)
             execute(ADD, (day_of(row.started), row.key_id, row.model, *totals_of(row)))

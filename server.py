@@ -4,6 +4,7 @@ gunicorn speaks HTTP with clients. The `Worker` adds what this gateway needs of 
 API's own shape, a way to end a connection whose body was not read, and no waiting for idle connections at the end.
 """
 import fcntl
+import json
 import logging
 import os
 import resource
@@ -25,10 +26,8 @@ from gunicorn.http import errors as http_errors, wsgi
 from gunicorn.workers.base_async import AsyncWorker
 from gunicorn.workers.ggevent import GeventWorker
 
-from body import linger
 from errors import InternalError, Refusal, SettingsError, error_body
-from http1 import send_all
-from stream import dumps
+from sockets import linger, send_all
 
 log = logging.getLogger("sparks")
 KEEPALIVE = 75                                      # seconds that an idle connection stays open
@@ -188,7 +187,7 @@ class Worker(GeventWorker):
 
 
 def write_refusal(client, refusal, ident):
-    body = dumps(error_body(refusal))
+    body = json.dumps(error_body(refusal)).encode()
     head = (f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nx-request-id: {ident}\r\nContent-Length: {len(body)}\r\n\r\n")
     try:
@@ -210,7 +209,8 @@ class Application(BaseApplication):
             "bind": self.settings.bind, "workers": 1, "worker_class": Worker, "worker_connections": CONNECTIONS,
             "keepalive": KEEPALIVE, "timeout": HANG, "graceful_timeout": int(self.settings.drain + GRACE),
             "control_socket_disable": True, "limit_request_field_size": 16380, "loglevel": "warning", "proc_name": "sparks",
-            "forwarder_headers": "", "secure_scheme_headers": {},      # headers of a client's are no word of a proxy's
+            # No header is a proxy's word; so there is nothing in which to believe anybody, and no address to look at.
+            "forwarder_headers": "", "secure_scheme_headers": {}, "forwarded_allow_ips": "*",
         }.items():
             self.cfg.set(name, value)
 

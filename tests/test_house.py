@@ -89,8 +89,10 @@ ARROWS = {
     "stream": set(),
     "admission": set(),
     "routes": set(),
-    "http1": set(),
-    "body": {"skeleton"},
+    "sockets": set(),
+    "http1": {"sockets"},
+    "body": {"skeleton", "sockets"},
+    "server": {"sockets"},
     "skeleton": set(),
     "database": set(),
     "ledger": {"database"},
@@ -103,6 +105,7 @@ ARROWS = {
     "call": {"images", "pump", "upstream", "admission", "ledger", "body", "http1", "stream"},
     "dialects": {"stream", "reasoning", "dialects"},
     "pages": {"reasoning", "routes", "pages"},
+    "sparks": {"database", "gateway", "log", "server"},
 }
 
 
