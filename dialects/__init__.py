@@ -71,7 +71,7 @@ def model_for(fleet, name, kind):
     if model.kind != kind:
         fit = ", ".join(other.id for other in fleet.models() if other.kind == kind and not other.hidden)
         raise InvalidRequest(f"{model.id} is {KINDS[model.kind]}, and this needs {KINDS[kind]}: "
-                             + (f"use {fit}" if fit else "there is none here"), "model")
+                             + (f"use {fit}" if fit else "none is loaded here"), "model")
     return model
 
 

@@ -105,10 +105,10 @@ def test_what_passes():
 def test_which_model():
     assert read({"input": "a"}).model is SMALL      # not the default, which is for chats
     check_refusal(refused(model="glm"), "model", "glm is a chat model", "use small")
-    check_refusal(refused(CHAT, model="glm"), "model", "there is none here")
-    check_refusal(refused(CHAT, model=None), "model", "there is none here")
+    check_refusal(refused(CHAT, model="glm"), "model", "none is loaded here")
+    check_refusal(refused(CHAT, model=None), "model", "none is loaded here")
     hidden = replace(SMALL, hidden=True)
-    check_refusal(refused(CHAT, hidden, model="glm"), "model", "there is none here")
+    check_refusal(refused(CHAT, hidden, model="glm"), "model", "none is loaded here")
     assert read(HELLO, CHAT, hidden).model is hidden
     with pytest.raises(ModelNotFound):
         read({**HELLO, "model": "nothing"})

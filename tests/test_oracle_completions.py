@@ -26,7 +26,7 @@ kind = "embedding"
 @pytest.fixture(scope="module")
 def pair(stock, tmp_path_factory):
     with Engine() as engine:
-        gateway = Gateway(tmp_path_factory.mktemp("completions"), engine.url, stock, config=CONFIG, keepalive=0.2)
+        gateway = Gateway(tmp_path_factory.mktemp("completions"), engine.url, stock, config=CONFIG)
         try:
             gateway.wait_alive().wait_ready()
             yield Shared(engine, gateway)
@@ -119,16 +119,16 @@ def test_refusals(house, sdk, streams, fields, param):
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_prompt_that_is_too_long(house, sdk, streams):
     """An engine's refusal, in words of this API."""
-    house.engine.play(refusal(400, "This model's maximum context length is 2048 tokens."))
+    house.engine.play(refusal(400, "This model's maximum context length is 2048 tokens.", param="input_tokens"))
     with pytest.raises(openai.BadRequestError) as caught:
         create(sdk, stream=streams)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
 
-def test_alive_while_it_waits(house, sdk):
-    go = threading.Event()
-    house.engine.play(Head(), Wait(go), *text_chunks("a"))
-    with house.client().open() as connection:
+def test_alive_while_it_waits(gateway, engine):
+    front, go = gateway(keepalive=0.2), threading.Event()
+    engine.play(Head(), Wait(go), *text_chunks("a"))
+    with front.client().open() as connection:
         events = connection.post(TEXT, {"prompt": "a", "stream": True}).events()
         assert next(events).comment == "keep-alive"
         go.set()
