@@ -160,10 +160,11 @@ def limits(settings):
 
 
 def images(settings):
-    """Which images the gateway fetches by their addresses, or None."""
-    hosts = settings.image_urls
-    where = [*(["a public image"] if "public" in hosts else []), *(f"one at {host}" for host in hosts if host != "public")]
-    return {"where": " or ".join(where), "most": settings.max_images, "bytes": settings.max_image} if hosts else None
+    """Which images the gateway fetches by their addresses, or None. Names of the operator's own hosts are not for everybody."""
+    if not settings.image_urls:
+        return None
+    where = "a public image" if "public" in settings.image_urls else "an image at a host that the operator names"
+    return {"where": where, "most": settings.max_images, "bytes": settings.max_image}
 
 
 def endpoint(route, base_url):

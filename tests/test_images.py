@@ -215,7 +215,7 @@ def test_tls_is_for_the_name(connected):
 
 
 def test_an_unknown_name(connected):
-    assert "unknown" in refused("http://nothing.example.org/") and connected == []
+    assert "no public address" in refused("http://nothing.example.org/") and connected == []
 
 
 def test_a_look_up_that_takes_its_time(connected, monkeypatch):
@@ -501,7 +501,7 @@ def test_an_address_as_long_as_a_book(gate, server):
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("url, status, words", [
     ("http://127.0.0.1/", 400, "no public address"), ("http://[::ffff:127.0.0.1]/", 400, "no public address"),
-    ("http://inside.test/", 400, "inside.test is no public address"), ("http://0x7f.1/", 400, "no host"),
+    ("http://inside.test/", 400, "inside.test has no public address"), ("http://0x7f.1/", 400, "no host"),
     ("http://pictures.test:22/", 400, "ports 80 and 443"), ("http://user@pictures.test/", 400, "user"),
     ("{host}/none.png", 400, "status 404"), ("{host}/large.png", 413, "over 1,048,576 bytes"),
     ("{host}/slow.png", 400, "within 2 seconds"),
