@@ -21,6 +21,7 @@ from metrics import Metrics
 from upstream import Fleet
 
 log = logging.getLogger("sparks")
+SOON = 5                                            # seconds in which the engines should have been looked at
 
 
 def start(worker, settings, is_local):
@@ -33,8 +34,8 @@ def start(worker, settings, is_local):
     fleet, book, metrics = Fleet(settings), ledger.Ledger(settings), Metrics()
     desk = calls.Desk(settings, fleet, open_gate(settings), book, (log_module.note, metrics.note))
     metrics.watch(desk)
-    for url, command in zip(settings.upstream, local.COMMANDS if is_local else ()):
-        local.Engine(urlsplit(url).port, log.warning, command, fleet.hurry.set).start()
+    for engine, command in zip(fleet.engines, local.COMMANDS if is_local else ()):
+        local.Engine(urlsplit(engine.url).port, log.warning, command, engine.hurry.set).start()
     gevent.spawn(fleet.watch)
     gevent.spawn(book.keep_up)
     gevent.spawn(announce, settings, fleet, is_local, first_key)
@@ -73,7 +74,7 @@ def reload(desk, adapt):
 
 def announce(settings, fleet, is_local, first_key):
     """Say what was started; with a local engine, also how to try it, once it answers."""
-    fleet.looked.wait()
+    fleet.looked.wait(SOON)
     log_module.say(server.screen(settings, fleet.models(), keys.active().count(), is_local))
     if is_local:
         while not any(model.default for model in fleet.models()):

@@ -62,6 +62,7 @@ class Engine:
     served  its models as it lists them; None: off
     listed  the same, as it last was: an engine that is off is likely to come back with it
     kind    what its models are for
+    hurry   set: it is to be looked at again now
     """
 
     def __init__(self, url, key=None):
@@ -71,7 +72,7 @@ class Engine:
         self.http = requests.Session()
         self.http.trust_env = False                 # no proxy, and no ~/.netrc in place of our key
         self.served, self.listed, self.kind = None, [], "chat"
-        self.misses = 0
+        self.misses, self.hurry = 0, Event()
 
     def look(self):
         """Ask the engine what it serves. Whatever goes wrong means that it is off."""
@@ -108,7 +109,8 @@ class Engine:
 
 
 class Fleet:
-    """The engines and their models. `watch` looks at the engines every `settings.poll` seconds, for ever.
+    """The engines and their models. `watch` looks at each engine every `settings.poll` seconds, for ever; `looked` is set once
+    all of them have been looked at.
 
     Each model goes to the first engine that has it, one that is up before one that is off. The default model, and the one
     that the setting `model` names, are the first engine's.
@@ -117,7 +119,7 @@ class Fleet:
     def __init__(self, settings):
         self.settings = settings
         self.engines = [Engine(url, settings.upstream_key) for url in settings.upstream]
-        self.looked, self.hurry = Event(), Event()
+        self.looked, self.unseen = Event(), set(self.engines)
         self.configure()
 
     def configure(self):
@@ -137,18 +139,23 @@ class Fleet:
 
     def find(self, name):
         """The Model that a client means by `name` (None: the default). Raises ModelNotFound, ModelUnavailable."""
-        self.looked.wait(FIRST_LOOK)
-        if name is None:
-            found = next((model for model in self.known if model.default), None)
-        else:
-            found = next((model for model in self.known if model.id == name), None) \
-                or next((model for model in self.known if model.answers_to(name)), None)
+        found = self.meant(name)
+        if not (found and found.loaded) and not self.looked.is_set():
+            self.looked.wait(FIRST_LOOK)
+            found = self.meant(name)
         if found is None and self.known and name is not None:
             raise unknown(name, self.known)
         if found is None or not found.loaded:
             raise ModelUnavailable(f"the model {found.id if found else ''} is not loaded right now; try again later"
                                    .replace("  ", " "), retry_after=RETRY_AFTER)
         return found
+
+    def meant(self, name):
+        """The Model that a name means, loaded or not, or None."""
+        if name is None:
+            return next((model for model in self.known if model.default), None)
+        return next((model for model in self.known if model.id == name), None) \
+            or next((model for model in self.known if model.answers_to(name)), None)
 
     def view(self, key):
         """The fleet as a key may see it."""
@@ -157,23 +164,28 @@ class Fleet:
     # -- looking
 
     def watch(self):
+        gevent.joinall([gevent.spawn(self.watch_one, engine) for engine in self.engines])
+
+    def watch_one(self, engine):
+        """One that takes its time to be off holds up no other."""
         while True:
             try:
-                self.look()
+                self.look(engine)
             except Exception:                       # whatever an engine says: the next look may be better
-                log.exception("the look at the engines failed")
-            self.hurry.wait(self.settings.poll)
-            self.hurry.clear()
+                log.exception("the look at an engine failed")
+            engine.hurry.wait(self.settings.poll)
+            engine.hurry.clear()
 
-    def look(self):
+    def look(self, engine):
         before = [model.id for model in self.models()]
-        gevent.joinall([gevent.spawn(engine.look) for engine in self.engines], raise_error=True)
+        engine.look()
         self.learn()
-        self.looked.set()
+        self.unseen.discard(engine)
+        if not self.unseen:
+            self.looked.set()
         after = [model.id for model in self.models()]
         if before != after:
-            off = ", ".join(engine.url for engine in self.engines if not engine.served)
-            log.warning("models loaded: %s%s", ", ".join(after) or "none", f"; no engine answers at {off}" if off else "")
+            log.warning("models loaded: %s", ", ".join(after) or f"none; no engine answers at {engine.url}")
 
     def learn(self):
         """Bring `known` up to date with what the engines list."""
@@ -240,7 +252,7 @@ class Fleet:
         try:
             return engine.pool.post(ask.path, ask.body, {**engine.headers, "X-Request-Id": request_id})
         except Off as error:
-            self.hurry.set()
+            engine.hurry.set()
             error.retry_after = RETRY_AFTER
             raise
 

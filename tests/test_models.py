@@ -456,6 +456,19 @@ def test_the_first_engine_was_never_there(gateway, both):
     assert reaches(first, ask(front), OWN)
 
 
+def test_an_engine_that_does_not_answer_holds_up_no_other(gateway, both):
+    first, second = both
+    for path in ("/health", LISTED):
+        second.on(path, [Hang()])
+    front = gateway(upstream(both), wait="alive")
+    until(front, [OWN], 2)
+    begun = time.monotonic()
+    assert ask(front).status == 200 and time.monotonic() - begun < 1
+    assert embed(front, "minilm").status == 404     # unknown until it answers
+    first.stop()
+    until(front, [], 2)
+
+
 def test_the_same_model_on_two_engines(gateway, both):
     """The first that is up has it."""
     first, second = both
