@@ -127,8 +127,8 @@ class Gate:
 
     # -- in
 
-    def enter(self, key, model, limits, now):
-        """A request of `key` for `model`. Returns (Ticket, granted); raises a Refusal, which counts nothing."""
+    def check(self, key, model, limits, now):
+        """Raises the Refusal that a request of `key` for `model` would meet, and counts nothing. Returns (Account, Lane)."""
         if self.closed:
             raise ShuttingDown("the gateway is restarting; try again shortly", retry_after=5)
         lane = self.lanes.get(model) or self.lanes.setdefault(model, Lane())
@@ -137,6 +137,11 @@ class Gate:
         if lane.active >= self.slots or account.busy():
             self.check_queue(account, lane, now)
         self.check_limits(account, now)
+        return account, lane
+
+    def enter(self, key, model, limits, now):
+        """A request of `key` for `model`. Returns (Ticket, granted); raises a Refusal, which counts nothing."""
+        account, lane = self.check(key, model, limits, now)
         account.requests.append(now)
         ticket = Ticket(key, lane, now)
         lane.queues.setdefault(key, deque()).append(ticket)

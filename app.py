@@ -16,7 +16,7 @@ from werkzeug.wsgi import ClosingIterator
 
 import call as calls
 import ledger
-from dialects import chat, messages, messages_count, openai_refusal
+from dialects import chat, completions, embeddings, messages, messages_count, openai_refusal
 from dialects.responses import Responses
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound
 from routes import ROUTES
@@ -27,6 +27,8 @@ DIALECTS = {                                        # the routes that ask a mode
     "/v1/messages": messages,
     "/v1/messages/count_tokens": messages_count,
     "/v1/responses": Responses(time, lambda: secrets.token_hex(24)),
+    "/v1/completions": completions,
+    "/v1/embeddings": embeddings,
 }
 PIECE = 1 << 16                                     # bytes of a plain answer in one write
 JSON = ("Content-Type", "application/json")
@@ -186,7 +188,7 @@ def model_object(model):
 
 
 def list_models(desk):
-    models, more = page_of(view_of(desk).models(), request.args)
+    models, more = page_of(view_of(desk).listed(), request.args)
     found = [model_object(model) for model in models]
     return json_response({"object": "list", "data": found, "has_more": more,
                           "first_id": found[0]["id"] if found else None, "last_id": found[-1]["id"] if found else None})
@@ -246,7 +248,8 @@ def from_here(request):
 def show_help(desk):
     from pages import help as help_page             # what it needs is in memory only where somebody reads it
     form = help_page.form_of(request.headers.get("Accept"), request.args.get("format"))
-    body, mimetype = help_page.render(desk.settings, desk.fleet.known, public_address(desk.settings), form)
+    body, mimetype = help_page.render(desk.settings, [model for model in desk.fleet.known if not model.hidden],
+                                      public_address(desk.settings), form)
     return Response(body, mimetype=mimetype, headers=HELP_HEADERS)
 
 

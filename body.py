@@ -91,8 +91,10 @@ class Body:
             gevent.idle()
 
     def restore(self, parts):
-        """Parts made from the text, with what was left out of it."""
-        return self.skeleton.restore(b"".join(parts)) if self.skeleton else parts
+        """Parts made from the text, with what was left out of it; what is no bytes stays."""
+        if self.skeleton is None:
+            return parts
+        return [piece for part in parts for piece in ([part] if isinstance(part, str) else self.skeleton.restore(part))]
 
     def piece(self, size):
         self.sock.settimeout(SILENCE)
@@ -117,6 +119,12 @@ class Body:
         if size > 0:
             self.bodies.hold(self.key, size)
             self.held += size
+
+    def add(self, size):
+        """So many bytes more belong to it, though they did not come with it. Raises Refusal."""
+        if self.held + size > self.most:
+            raise self.too_large()
+        self.hold(size)
 
     def release(self):
         if self.held:

@@ -13,6 +13,7 @@ from time import monotonic, time
 from gevent import get_hub, getcurrent, sleep, socket, spawn
 from gevent.event import Event
 
+import images
 import pump
 from body import Bodies, Body
 from errors import ClientGone, InternalError, Refusal, ShuttingDown, UpstreamError, UpstreamTimeout, from_engine
@@ -113,6 +114,18 @@ class Call:
             self.greenlet.throw(error)
 
     # -- the slot and the engine
+
+    def fill(self, ask):
+        """Fetch the images that the request names by their addresses, unless it would be turned away. Raises Refusal."""
+        if ask.images:
+            self.desk.gate.check(self.key.id, ask.model.lane, self.key.limits, now())
+            found = images.fetch_all(ask.images, self.desk.settings, self.hold)
+            ask.body = [found[part] if isinstance(part, str) else part for part in ask.body]
+
+    def hold(self, size):
+        """Bytes that came beside the body. A fetch that is being ended may still say so when nothing is held any more."""
+        if self.open:
+            self.body.add(size)
 
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
@@ -223,6 +236,7 @@ def relay(call, ask):
     and can still be an HTTP status; what fails later is the stream's last event."""
     stream, begun, settings = ask.stream, False, call.desk.settings
     try:
+        call.fill(ask)
         call.enter(ask)
         while not call.turn(settings.keepalive):
             begun = True
@@ -284,6 +298,7 @@ def plain(call, ask, write):
     """A whole answer: `write(body, ask)` makes the client's bytes and the usage of the engine's. Raises Refusal."""
     settings = call.desk.settings
     try:
+        call.fill(ask)
         call.enter(ask)
         call.turn(settings.queue_timeout)
         since = monotonic()

@@ -96,8 +96,9 @@ def error_body(refusal):
 
 CODES = {400: "invalid_request", 404: "not_found", 413: "request_too_large", 422: "invalid_request",
          429: "rate_limit_exceeded", 503: "model_unavailable"}
-TOO_LONG = re.compile(r"context (?:length|size|window)|exceed_context_size", re.I)
-NO_IMAGES = re.compile(r"image input is not supported", re.I)
+TOO_LONG = re.compile(r"context (?:length|size|window)|exceed_context_size|too large to process", re.I)
+OWN_NAMES = (None, "input_tokens", "input_text")     # of vLLM for what is too long; no client sends them
+THE_CLIENTS = re.compile(r"image input is not supported|too large to process", re.I)
 MARKUP = re.compile(r"<(?:!doctype|html|body|head)\b|Traceback \(most recent call last\)", re.I)
 
 
@@ -115,12 +116,12 @@ def from_engine(status, answer, retry_after=None):
         status = 502
     if status in (401, 403):                        # its key is ours to set, not the client's
         return UpstreamError("the engine refused the gateway's own key; tell the operator to check SPARKS_UPSTREAM_KEY")
-    if NO_IMAGES.search(message):                   # llama.cpp calls a client's mistake a 500
+    if THE_CLIENTS.search(message):                  # llama.cpp calls a client's mistake a 500
         status = 400
     param = fields.get("param") if isinstance(fields.get("param"), str) else None
     code = CODES.get(status, "invalid_request" if status < 500 else "upstream_error")    # ours: the ledger keeps it
     if status == 400 and TOO_LONG.search(f"{message} {fields.get('type')}"):
-        code, param = "context_length_exceeded", param or "messages"
+        code, param = "context_length_exceeded", "messages" if param in OWN_NAMES else param
     wait = retry_after if retry_after and re.fullmatch(r"[0-9]{1,5}", retry_after) else RETRY_AFTER if status == 503 else None
     return Refusal(message, param, status=status, code=code, retry_after=wait)
 

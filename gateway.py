@@ -22,6 +22,7 @@ from seal import own_seal
 from upstream import Fleet
 
 log = logging.getLogger("sparks")
+SOON = 5                                            # seconds in which the engines should have been looked at
 
 
 def start(worker, settings, is_local):
@@ -34,12 +35,11 @@ def start(worker, settings, is_local):
     fleet, book, metrics = Fleet(settings), ledger.Ledger(settings), Metrics()
     desk = calls.Desk(settings, fleet, open_gate(settings), book, (log_module.note, metrics.note))
     metrics.watch(desk)
-    engine = local.Engine(urlsplit(settings.upstream[0]).port, log.warning) if is_local else None
-    if engine:
-        engine.start()
+    for engine, command in zip(fleet.engines, local.COMMANDS if is_local else ()):
+        local.Engine(urlsplit(engine.url).port, log.warning, command, engine.hurry.set).start()
     gevent.spawn(fleet.watch)
     gevent.spawn(book.keep_up)
-    gevent.spawn(announce, settings, fleet, engine, first_key)
+    gevent.spawn(announce, settings, fleet, is_local, first_key)
     worker.on_end, worker.on_quit = lambda: desk.drain(settings.drain), desk.abandon
     worker.on_reload = lambda: reload(desk, (lambda new: local.adopt(new, settings.upstream)) if is_local else lambda new: None)
     DIALECTS["/v1/responses"].seal = own_seal()
@@ -74,13 +74,11 @@ def reload(desk, adapt):
     log.warning("reload: sparks.toml was read" + (f"; {', '.join(fixed)} need a restart" if fixed else ""))
 
 
-def announce(settings, fleet, engine, first_key):
+def announce(settings, fleet, is_local, first_key):
     """Say what was started; with a local engine, also how to try it, once it answers."""
-    fleet.looked.wait()
-    log_module.say(server.screen(settings, fleet.models(), keys.active().count(), engine is not None))
-    if engine:
-        while not fleet.models():
-            if engine.state == "up":
-                fleet.hurry.set()                   # no need to wait for the next look
+    fleet.looked.wait(SOON)
+    log_module.say(server.screen(settings, fleet.models(), keys.active().count(), is_local))
+    if is_local:
+        while not any(model.default for model in fleet.models()):
             gevent.sleep(0.1)
         log_module.say(local.greeting(f"http://{server.reachable(settings.bind)}", first_key))

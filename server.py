@@ -291,7 +291,7 @@ def screen(settings, models, keys, is_local):
     lines = [
         f"listens at  {settings.bind}",
         f"people use  {settings.base_url or where}/v1   (everything is explained at {where}/help)",
-        f"fronts      {'a small model on this machine' if is_local else settings.upstream[0]}",
+        f"fronts      {'a small model on this machine' if is_local else ', '.join(settings.upstream)}",
         f"engine      {engine_line(models, is_local)}",
         f"keys        {f'{keys} active' if keys else 'none yet'}; ./run.sh keys add NAME makes one",
     ]

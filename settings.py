@@ -47,6 +47,14 @@ def seconds(least, most):
     return read
 
 
+def number(least, most):
+    def read(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+            raise ValueError(f"must be a number from {least} to {most}")
+        return value
+    return read
+
+
 def size(value):
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?B)?", str(value).strip().upper())
     number = int(float(match[1]) * UNITS[match[2] or ""]) if match and not isinstance(value, bool) else 0
@@ -81,6 +89,15 @@ def urls(value):
     if not found:
         raise ValueError("must hold an address such as http://127.0.0.1:8000")
     return found
+
+
+def hosts(value):
+    parts = value if isinstance(value, list) else text(value).split(",")
+    found = [part.strip().lower() for part in parts if isinstance(part, str) and part.strip()]
+    if not found or len(found) < len(parts) and isinstance(value, list) \
+            or not all(re.fullmatch(r"(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:\d{1,5})?", part) for part in found):
+        raise ValueError('must be "public", "off", or hosts such as "public, pictures.lan, 10.0.0.5:9000"')
+    return [] if found == ["off"] else found
 
 
 def bind(value):
@@ -160,6 +177,10 @@ SETTINGS = [
     Setting("reasoning_field", "both", one_of(*reasoning.FIELDS)),
     Setting("max_body", "100 MB", size),
     Setting("max_bodies", "1 GB", size),
+    Setting("image_urls", "public", hosts),
+    Setting("max_images", 16, whole(0, 1000)),
+    Setting("max_image", "20 MB", size),
+    Setting("image_timeout", 10, seconds(0.1, 600)),
     Setting("keep_days", 90, whole(1, 36500)),
     Setting("drain", 30, seconds(0, 3600)),
     Setting("log", "logfmt", one_of("logfmt", "json")),
@@ -180,11 +201,34 @@ class ModelEntry:
     effort: str = "glm"                             # a table of reasoning.TABLES
     reasoning_field: str | None = None              # None: the setting reasoning_field
     context: int | None = None                      # tokens; None: as the engine reports it
+    kind: str | None = None                         # "chat" or "embedding"; None: as the engine looks
+    hidden: bool = False                            # in no list, though it answers to its names
+    system: str | None = None                       # the system prompt of requests that have none
+    sampling: dict = field(default_factory=dict)    # fields of SAMPLING that a request leaves out
+
+
+SAMPLING = {
+    "temperature": number(0, 10), "top_p": number(0, 1), "top_k": whole(-1, 1 << 31), "min_p": number(0, 1),
+    "presence_penalty": number(-2, 2), "frequency_penalty": number(-2, 2), "repetition_penalty": number(0.01, 10),
+    "max_tokens": whole(1, 1 << 40),
+}
+
+
+def sampling(value):
+    if not isinstance(value, dict) or not value.keys() <= SAMPLING.keys():
+        raise ValueError("must be a table such as { temperature = 0.6 }, with " + ", ".join(SAMPLING))
+    for name in value:
+        try:
+            SAMPLING[name](value[name])
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from None
+    return value
 
 
 MODEL_KEYS = {
     "engine": text, "aliases": aliases, "default": flag, "effort": one_of(*reasoning.TABLES),
-    "reasoning_field": one_of(*reasoning.FIELDS), "context": whole(1, 1 << 40),
+    "reasoning_field": one_of(*reasoning.FIELDS), "context": whole(1, 1 << 40), "kind": one_of("chat", "embedding"),
+    "hidden": flag, "system": text, "sampling": sampling,
 }
 
 

@@ -226,7 +226,9 @@ def plain(value):
 # ---- chat completion chunks
 
 # A piece of text or reasoning inside an event. Quotes inside JSON strings are escaped, so this cannot match in a text.
-PIECE = re.compile(rb'"(content|reasoning|reasoning_content)":"((?!")[^"\\]*(?:\\.[^"\\]*)*)"')
+INSIDE = rb'":"((?!")[^"\\]*(?:\\.[^"\\]*)*)"'
+PIECE = re.compile(rb'"(content|reasoning|reasoning_content)' + INSIDE)
+TEXT_PIECE = re.compile(rb'"(text)' + INSIDE)           # of a text completion
 
 
 SIGNS = (b'"tool_calls"', b'"role"', b'"usage"', b'"error"')     # of an event that says more than a text
@@ -244,7 +246,7 @@ class Shape:
     def __init__(self, event, found, names):
         self.before, self.after = event[:found.start(2)], event[found.end(2):] + b"\n\n"
         self.begin, self.end = len(self.before), -len(self.after)
-        self.thought, self.joints = found[1] != b"content", None
+        self.thought, self.joints = found[1].startswith(b"reasoning"), None
         if self.thought and names != (found[1],):
             head = event[:found.start()]
             fields = [b'"%b":"' % name for name in names]
@@ -276,6 +278,8 @@ class ChatStream:
     Most events go through as the bytes they are: only one that must change, or that says something about the
     stream's end, is parsed.
     """
+
+    kind, texts = "chat.completion.chunk", PIECE    # of a chunk; where its texts are
 
     def __init__(self, names=NAMES, usage=False, n=1):
         self.names, self.wants_usage = names, usage
@@ -331,11 +335,17 @@ class ChatStream:
     def whole(self, completion):
         """Feed a plain completion (a dict): what an engine gave that does not stream."""
         head = {name: completion.get(name) for name in ("id", "created", "model")}
-        head["object"] = "chat.completion.chunk"
-        chunks = [{**head, "choices": [chunk_of(choice)]} for choice in choices_of(completion)]
+        head["object"] = self.kind
+        chunks = [{**head, "choices": [self.chunk_of(choice)]} for choice in choices_of(completion)]
         if completion.get("usage"):
             chunks.append({**head, "choices": [], "usage": completion["usage"]})
         return self.feed(b"".join(map(data_event, chunks)) + DONE)
+
+    def chunk_of(self, choice):
+        """A whole choice as the only chunk of its stream."""
+        message = choice.get("message") if isinstance(choice.get("message"), dict) else {}
+        return {"index": choice.get("index", 0), "delta": {name: value for name, value in message.items() if value is not None},
+                "logprobs": choice.get("logprobs"), "finish_reason": choice.get("finish_reason")}
 
     # -- an event
 
@@ -360,7 +370,7 @@ class ChatStream:
                 and (self.settled or b'"content":' not in event) and b"\n" not in event
                 and not any(sign in event for sign in SIGNS) and sound(event)):
             return None
-        found = PIECE.search(event)
+        found = self.texts.search(event)
         if not found or event.count(b'"reasoning') + event.count(b'"content"') > 1:
             return None
         self.shape = Shape(event, found, self.raw_names)
@@ -464,6 +474,29 @@ class ChatStream:
         return rename(delta, self.names, reasoning) or changed
 
 
+class CompletionStream(ChatStream):
+    """A text completion stream. What the model writes is the answer: no tag in it is looked for. `n` as for a chat."""
+
+    kind, texts = "text_completion", TEXT_PIECE
+
+    def __init__(self, usage=False, n=1):
+        super().__init__((), usage, n)
+
+    def chunk_of(self, choice):
+        return choice
+
+    def choice(self, choice, chunk):
+        index = choice.get("index")
+        state = self.choices.setdefault(index if isinstance(index, int) else 0, Choice())
+        finishes = bool(choice.get("finish_reason"))
+        state.finished = state.finished or finishes
+        self.tokens += bool(choice.get("text") or finishes)
+        odd = not isinstance(choice.get("text"), str)
+        if odd:
+            choice["text"] = ""                     # the SDKs add it up
+        return odd
+
+
 class PieceStream(ChatStream):
     """A stream for an API with events of its own, over the same reading and mending. A dialect writes the events:
 
@@ -520,10 +553,3 @@ def sound(data):
         return bool(data.decode())
     except UnicodeDecodeError:
         return False
-
-
-def chunk_of(choice):
-    """A whole choice as the only chunk of its stream."""
-    message = choice.get("message") if isinstance(choice.get("message"), dict) else {}
-    return {"index": choice.get("index", 0), "delta": {name: value for name, value in message.items() if value is not None},
-            "logprobs": choice.get("logprobs"), "finish_reason": choice.get("finish_reason")}

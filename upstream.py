@@ -4,6 +4,7 @@ import posixpath
 import re
 from dataclasses import dataclass, field, replace
 
+import gevent
 import requests
 from gevent import Timeout
 from gevent.event import Event
@@ -29,10 +30,13 @@ BYTES_A_TOKEN, IMAGE_TOKENS = 4, 1500               # where no engine counts; im
 class Model:
     """A model as people see it.
 
-    id, aliases      its public names; `engine_id` the engine's own
+    id, aliases      its public names; `engine_id` the engine's own, `others` further ones that it goes by there
     lane             what its slots belong to: several names of one engine's model share them
     context          tokens, or None while the engine has not said
     effort           a table of reasoning.TABLES;  reasoning_field  a key of reasoning.FIELDS
+    kind             what it is for: "chat" or "embedding"
+    hidden           it answers to its names, and stands in no list
+    system           the system prompt for requests that have none;  sampling  {field: value} where the client is silent
     loaded           whether its engine serves it right now
     budget_field     the engine's own field for how many tokens a model may think, if it has one
     """
@@ -40,6 +44,11 @@ class Model:
     engine_id: str | None = None
     lane: str = ""
     aliases: list = field(default_factory=list)
+    others: list = field(default_factory=list)
+    kind: str = "chat"
+    hidden: bool = False
+    system: str | None = None
+    sampling: dict = field(default_factory=dict)
     default: bool = False
     effort: str = "glm"
     reasoning_field: str = "both"
@@ -50,7 +59,7 @@ class Model:
 
     def answers_to(self, name):
         """Whether `name` means this model: its id, an alias, the engine's id or its file's name, ignoring case."""
-        own = [self.id, *self.aliases]
+        own = [self.id, *self.aliases, *self.others]
         if self.engine_id:
             file = posixpath.basename(self.engine_id)
             own += [self.engine_id, file, file.removesuffix(".gguf")]
@@ -58,7 +67,13 @@ class Model:
 
 
 class Engine:
-    """One engine: its address, its connections, and what the last look at it showed."""
+    """One engine: its address, its connections, and what the last look at it showed.
+
+    served  its models as it lists them; None: off
+    listed  the same, as it last was: an engine that is off is likely to come back with it
+    kind    what its models are for
+    hurry   set: it is to be looked at again now
+    """
 
     def __init__(self, url, key=None):
         self.url = url
@@ -66,9 +81,9 @@ class Engine:
         self.pool = Pool(url)
         self.http = requests.Session()
         self.http.trust_env = False                 # no proxy, and no ~/.netrc in place of our key
-        self.served = None                          # its models as it lists them; None: off
+        self.served, self.listed, self.kind = None, [], "chat"
+        self.misses, self.hurry = 0, Event()
         self.counting, self.counts = None, BoundedSemaphore(COUNTS)      # the way of WAYS that worked, and its turns
-        self.misses = 0
 
     def look(self):
         """Ask the engine what it serves. Whatever goes wrong means that it is off."""
@@ -85,7 +100,20 @@ class Engine:
                 self.served = None
         except (requests.RequestException, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self.served = None
+        if self.served:
+            changed = ids_of(self.served) != ids_of(self.listed)
+            self.listed = self.served
+            self.kind = self.kind_of() if changed else self.kind
         self.pool.prune()
+
+    def kind_of(self):
+        """vLLM has the routes of what its models can do, and refuses a GET on them; others are asked for chats."""
+        try:
+            with Timeout(LOOK_TIMEOUT, requests.Timeout):
+                embeds = self.get("/v1/embeddings").status_code == 405 and self.get("/v1/chat/completions").status_code == 404
+        except requests.RequestException:
+            return self.kind
+        return "embedding" if embeds else "chat"
 
     def post(self, path, body):
         """The body of the answer to a POST, or nothing where it is no 200."""
@@ -101,19 +129,23 @@ class Engine:
 
 
 class Fleet:
-    """The engines and their models. `watch` looks at the engines every `settings.poll` seconds, for ever."""
+    """The engines and their models. `watch` looks at each engine every `settings.poll` seconds, for ever; `looked` is set once
+    all of them have been looked at.
+
+    Each model goes to the first engine that has it, one that is up before one that is off. The default model, and the one
+    that the setting `model` names, are the first engine's.
+    """
 
     def __init__(self, settings):
         self.settings = settings
-        self.engine = Engine(settings.upstream[0], settings.upstream_key)
-        self.looked, self.hurry = Event(), Event()
+        self.engines = [Engine(url, settings.upstream_key) for url in settings.upstream]
+        self.looked, self.unseen = Event(), set(self.engines)
         self.configure()
 
     def configure(self):
-        """Know the models of the settings, and what the last look showed of them."""
+        """Know the models of the settings, and what the last looks showed of them."""
         self.known = []
-        self.remember([self.from_entry(entry, None) for entry in self.settings.models] or self.named())
-        self.learn(self.engine.served)
+        self.learn()
 
     # -- what there is
 
@@ -121,22 +153,30 @@ class Fleet:
         """The models that are loaded right now."""
         return [model for model in self.known if model.loaded]
 
+    def listed(self):
+        """The same as people see them, once under each name: without hidden ones and patterns."""
+        return names_of(self.models())
+
     def find(self, name):
         """The Model that a client means by `name` (None: the default). Raises ModelNotFound, ModelUnavailable."""
-        self.looked.wait(FIRST_LOOK)
-        if name is None:
-            found = next((model for model in self.known if model.default), None)
-        else:
-            found = next((model for model in self.known if model.id == name), None) \
-                or next((model for model in self.known if model.answers_to(name)), None) \
-                or self.stand_in(name)
+        found = self.meant(name)
+        if not (found and found.loaded) and not self.looked.is_set():
+            self.looked.wait(FIRST_LOOK)
+            found = self.meant(name)
         if found is None and self.known and name is not None:
-            ids = ", ".join(model.id for model in self.known)
-            raise ModelNotFound(f"there is no model {name[:100]!r} here; there is {ids} (see GET /v1/models)", "model")
+            raise unknown(name, self.known)
         if found is None or not found.loaded:
             raise ModelUnavailable(f"the model {found.id if found else ''} is not loaded right now; try again later"
                                    .replace("  ", " "), retry_after=RETRY_AFTER)
         return found
+
+    def meant(self, name):
+        """The Model that a name means, loaded or not, or None."""
+        if name is None:
+            return next((model for model in self.known if model.default), None)
+        return next((model for model in self.known if model.id == name), None) \
+            or next((model for model in self.known if model.answers_to(name)), None) \
+            or self.stand_in(name)
 
     def stand_in(self, name):
         """The default model for a name that clients of other makers' models use, if it is one."""
@@ -150,49 +190,60 @@ class Fleet:
     # -- looking
 
     def watch(self):
+        gevent.joinall([gevent.spawn(self.watch_one, engine) for engine in self.engines])
+
+    def watch_one(self, engine):
+        """One that takes its time to be off holds up no other."""
         while True:
             try:
-                self.look()
+                self.look(engine)
             except Exception:                       # whatever an engine says: the next look may be better
-                log.exception("the look at the engine failed")
-            self.hurry.wait(self.settings.poll)
-            self.hurry.clear()
+                log.exception("the look at an engine failed")
+            engine.hurry.wait(self.settings.poll)
+            engine.hurry.clear()
 
-    def look(self):
+    def look(self, engine):
         before = [model.id for model in self.models()]
-        self.engine.look()
-        self.learn(self.engine.served)
-        self.looked.set()
+        engine.look()
+        self.learn()
+        self.unseen.discard(engine)
+        if not self.unseen:
+            self.looked.set()
         after = [model.id for model in self.models()]
         if before != after:
-            log.warning("models loaded: %s", ", ".join(after) or f"none; no engine answers at {self.engine.url}")
+            log.warning("models loaded: %s", ", ".join(after) or f"none; no engine answers at {engine.url}")
 
-    def learn(self, served):
-        """Bring `known` up to date with what the engine lists. What was known stays known while it is off."""
-        for model in self.known:
-            model.loaded = False
-        if not served:
-            return
-        families = family(served)
+    def learn(self):
+        """Bring `known` up to date with what the engines list."""
+        engines = sorted(self.engines, key=lambda engine: not engine.served)
         if self.settings.models:
-            self.remember([self.from_entry(entry, self.pick(entry, families)) for entry in self.settings.models])
-        elif self.settings.model:
-            names = self.match(self.settings.model, families) or families[0]
-            self.remember([self.describe(self.settings.model, names)])
+            families = [(engine, names) for engine in engines for names in family(engine.listed)]
+            models = [self.from_entry(entry, self.pick(entry, families)) for entry in self.settings.models]
         else:
-            self.remember([self.describe(entry["id"], [entry]) for entry in served])
-
-    def remember(self, models):
-        if models and not any(model.default for model in models):
-            models[0].default = True
+            models = self.unconfigured(engines)
+        if not any(model.default for model in models):
+            for model in self.leading(models)[:1]:
+                model.default = True
         self.known = models
 
-    def named(self):
-        """What SPARKS_MODEL alone tells of the model."""
-        return [Model(name, reasoning_field=self.settings.reasoning_field) for name in [self.settings.model] if name]
+    def leading(self, models):
+        """The chat models of which the first is the default: a configured one, or one of the first engine's."""
+        own = ids_of(self.engines[0].listed)
+        named = [model.id for model in models] if self.settings.models else [self.settings.model] if self.settings.model else own
+        return [model for model in models if model.kind == "chat" and model.id in named]
+
+    def unconfigured(self, engines):
+        """The models without a word about them in the settings, but perhaps a name for the first engine's."""
+        first, public, models = self.engines[0], self.settings.model, []
+        if public:
+            families = [(first, names) for names in family(first.listed)]
+            found = self.match(public, families) or (families[0] if families else None)
+            models = [self.describe(public, *found) if found else Model(public, reasoning_field=self.settings.reasoning_field)]
+            engines = [engine for engine in engines if engine is not first]
+        return distinct(models + [self.describe(entry["id"], engine, [entry]) for engine in engines for entry in engine.listed])
 
     def pick(self, entry, families):
-        """The engine's names for a configured model; the only model there is needs no mention."""
+        """An engine and its names for a configured model; the only model there is needs no mention."""
         if entry.engine:
             return self.match(entry.engine, families)
         found = self.match(entry.id, families)
@@ -200,21 +251,24 @@ class Fleet:
 
     @staticmethod
     def match(name, families):
-        return next((names for names in families if any(name.lower() == one["id"].lower() for one in names)), None)
+        return next((found for found in families if any(name.lower() == one["id"].lower() for one in found[1])), None)
 
-    def from_entry(self, entry, names):
-        model = self.describe(entry.id, names) if names else Model(entry.id)
-        model.default, model.effort, model.aliases = entry.default, entry.effort, entry.aliases
+    def from_entry(self, entry, found):
+        model = self.describe(entry.id, *found) if found else Model(entry.id)
+        model.default, model.effort, model.aliases, model.others = entry.default, entry.effort, entry.aliases, []
         model.context = entry.context or model.context
         model.reasoning_field = entry.reasoning_field or self.settings.reasoning_field
+        model.kind, model.hidden = entry.kind or model.kind, entry.hidden
+        model.system, model.sampling = entry.system, entry.sampling
         return model
 
-    def describe(self, public, names):
-        """A Model from the engine's entries for it."""
+    def describe(self, public, engine, names):
+        """A Model from an engine's entries for it."""
         first = names[0]
         others = [one["id"] for one in names[1:]] + [base for base in [posixpath.basename(root_of(first))] if base]
-        return Model(public, first["id"], root_of(first), [name for name in others if name != public],
-                     context=context_of(first), loaded=True, engine=self.engine, reasoning_field=self.settings.reasoning_field,
+        return Model(public, first["id"], f"{engine.url} {root_of(first)}", others=[name for name in others if name != public],
+                     kind=engine.kind, context=context_of(first), loaded=bool(engine.served), engine=engine,
+                     reasoning_field=self.settings.reasoning_field,
                      budget_field=BUDGET_FIELDS.get(str(first.get("owned_by"))))
 
     # -- work
@@ -225,14 +279,14 @@ class Fleet:
         try:
             return engine.pool.post(ask.path, ask.body, {**engine.headers, "X-Request-Id": request_id})
         except Off as error:
-            self.hurry.set()
+            engine.hurry.set()
             error.retry_after = RETRY_AFTER
             raise
 
 
     def count(self, ask):
         """How many tokens the prompt of an Ask has, by the engine's own tokenizer and template, or else by an estimate."""
-        engine, images = ask.model.engine, ask.uncounted * IMAGE_TOKENS
+        engine, images = ask.model.engine, ask.unseen * IMAGE_TOKENS
         try:
             with Timeout(COUNT_TIMEOUT), engine.counts:
                 for way in sorted(WAYS, key=lambda way: way is not engine.counting):
@@ -247,7 +301,7 @@ class Fleet:
 
     @staticmethod
     def estimate(ask):
-        return sum(map(len, ask.count or ())) // BYTES_A_TOKEN + 1 + ask.uncounted * IMAGE_TOKENS
+        return sum(map(len, ask.count or ())) // BYTES_A_TOKEN + 1 + ask.unseen * IMAGE_TOKENS
 
 
 def count_like_vllm(engine, prompt):
@@ -290,11 +344,40 @@ class View:
     def models(self):
         return [model for model in self.fleet.models() if self.allows(model)]
 
+    def listed(self):
+        return names_of(self.models())
+
     def find(self, name):
-        model = self.fleet.find(name)
+        try:
+            model = self.fleet.find(name)
+        except ModelNotFound:
+            raise unknown(name, filter(self.allows, self.fleet.known)) from None
         if not self.allows(model):
             raise ModelNotAllowed(f"this key may not use {model.id}; it may use {', '.join(self.key.models)}", "model")
         return replace(model, reasoning_field=self.key.reasoning_field or model.reasoning_field)
+
+
+def names_of(models):
+    """A Model for each name that can be listed: ids and aliases, patterns aside."""
+    return distinct([replace(model, id=name) for model in models if not model.hidden
+                     for name in (model.id, *model.aliases) if name == model.id or "*" not in name])
+
+
+def distinct(models):
+    """Of models with one id, the first."""
+    found = {}
+    for model in models:
+        found.setdefault(model.id, model)
+    return list(found.values())
+
+
+def unknown(name, models):
+    ids = ", ".join(model.id for model in models if not model.hidden) or "none"
+    return ModelNotFound(f"there is no model {name[:100]!r} here; there is {ids} (see GET /v1/models)", "model")
+
+
+def ids_of(served):
+    return [entry["id"] for entry in served]
 
 
 def named(entry):

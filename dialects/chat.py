@@ -6,14 +6,17 @@ fields of reasoning, and stream_options; it reads messages and tools far enough 
 Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v1/chat/completions.
 """
 import reasoning
-from dialects import engine_chat, mended, openai_refusal as refusal, parse, typed     # noqa: F401, refusal is part of a dialect
+from dialects import (chunks_of, count_of, engine_chat, is_address, mended, openai_refusal as refusal,  # noqa: F401, a dialect's
+                      parse, read_stream, sampling, typed)
 from errors import InvalidRequest
-from stream import ChatStream, choices_of, data_of, dumps, leaked, loads, rename
+from stream import ChatStream, choices_of, dumps, leaked, rename
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool",
          "function": "function"}
 TEXTS = {"text": "text", "input_text": "text", "output_text": "text"}
 MEDIA = {"image_url": "image_url", "input_image": "image_url", "video_url": "video_url", "audio_url": "audio_url"}
+FETCHED = {"image_url": " or an http(s) address", "video_url": ": addresses are not fetched here",
+           "audio_url": ": addresses are not fetched here"}
 REFUSED = {"input_audio": "audio is not supported; send text or images",
            "file": "files are not supported; send their text, or images of their pages"}
 ABSENT = ("annotations", "function_call", "audio", "tool_calls")    # null in vLLM's messages, which OpenAI's schema forbids
@@ -23,25 +26,15 @@ PASSED = ("refusal", "thinking", "image_embeds", "audio_embeds", "tool_reference
 def read(body, fleet):
     """A request's body (bytes) as an Ask. Raises Refusal."""
     payload = parse(body)
-    streams = typed(payload, "stream", bool, "true or false") or False
-    options = typed(payload, "stream_options", dict, "an object")
-    if options is not None and not streams:
-        raise InvalidRequest("stream_options needs stream: true", "stream_options")
-    usage = typed(options or {}, "include_usage", bool, "true or false", "stream_options.") or False
+    streams, usage = read_stream(payload)
     typed(payload, "model", str, "a text")
     read_messages(payload)
     read_tools(payload)
-    read_numbers(payload)
+    sampling.read_lengths(payload)
+    sampling.read_format(payload)
     if not streams:
         return engine_chat(payload, fleet)
     return engine_chat(payload, fleet, lambda names: ChatStream(names, usage, count_of(payload.get("n"))))
-
-
-def count_of(n):
-    """The number of choices that `n` asks for, or None where it is odd: the engine then decides."""
-    if n is None:
-        return 1
-    return n if isinstance(n, int) and not isinstance(n, bool) and n > 0 else None
 
 
 # ---- messages
@@ -100,14 +93,15 @@ def read_part(part, where):
 
 
 def read_media(part, kind, where):
-    """An image (or a video, where the model takes one). The engine must not fetch addresses on its own network."""
+    """An image (or a video, where the model takes one). The engine must not fetch addresses on its own network: the gateway
+    fetches images, and no more."""
     given = part.get(kind)
     source = given if isinstance(given, dict) else {"url": given}
     url = source.get("url")
     if not isinstance(url, str):
         raise bad(f"{where}.{kind}", 'must hold a data URL: {"url": "data:image/png;base64,..."}')
-    if url[:5].lower() != "data:":
-        raise bad(f"{where}.{kind}", "must be a data URL (data:image/png;base64,...): addresses are not fetched here")
+    if url[:5].lower() != "data:" and not (kind == "image_url" and is_address(url)):
+        raise bad(f"{where}.{kind}", "must be a data URL (data:image/png;base64,...)" + FETCHED[kind])
     detail = {"detail": part["detail"]} if kind == "image_url" and isinstance(part.get("detail"), str) else {}
     rest = {name: value for name, value in part.items() if name not in ("type", kind, "detail")}
     return {"type": kind, kind: {**detail, **source}, **rest}
@@ -156,15 +150,6 @@ def read_tool(tool, where):
     return {**tool, "type": "function"}
 
 
-def read_numbers(payload):
-    for name in ("max_tokens", "max_completion_tokens"):
-        value = payload.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 53):
-            raise InvalidRequest(f"{name} must be a positive whole number", name)
-    if payload.get("repetition_penalty") is None and payload.get("repeat_penalty") is not None:
-        payload["repetition_penalty"] = payload["repeat_penalty"]       # llama.cpp's name stays, for an engine that reads it
-
-
 # ---- the plain answer
 
 def write(answer, ask):
@@ -196,8 +181,7 @@ def write_message(message, names):
 def collected(events, ask):
     """A stream's bytes as the plain completion they add up to. Raises Refusal if they are no whole answer."""
     stream = ChatStream(usage=True, n=None)          # so that every event is looked into
-    chunks = [loads(data_of(event)) for event in stream.feed(events + b"\n\n").split(b"\n\n") if event]
-    stream.end()
+    chunks = chunks_of(events, stream)
     messages, ends = {}, {}
     for chunk in chunks:
         for choice in choices_of(chunk):

@@ -85,7 +85,7 @@ def markdown(page):
 
 def contents(settings, models, base_url):
     base_url = api_address(base_url)
-    default = next((model for model in models if model.default), models[0] if models else None)
+    default = next((model for model in models if model.default), next((model for model in models if model.kind == "chat"), None))
     page = {
         "name": NAME,
         "base_url": base_url,
@@ -99,6 +99,7 @@ def contents(settings, models, base_url):
                    "and token counts are.",
         "endpoints": [endpoint(route, base_url) for route in ROUTES],
         "not_supported": NOT_SUPPORTED,
+        "images": images(settings),
         "auth": {"headers": ["Authorization: Bearer $SPARKS_API_KEY", "x-api-key: $SPARKS_API_KEY"],
                  "key_format": "sk-sparks-<random>", "operator": settings.operator},
         "reasoning": thinking(default) if default else None,
@@ -119,7 +120,8 @@ def api_address(base_url):
 
 def about(model):
     return {"id": model.id, "loaded": model.loaded, "default": model.default, "context": model.context,
-            "aliases": list(model.aliases), "reasoning": thinking(model)}
+            "kind": model.kind, "aliases": [*model.aliases, *model.others],
+            "reasoning": thinking(model) if model.kind == "chat" else None}
 
 
 def thinking(model):
@@ -158,6 +160,14 @@ def limits(settings):
             "answer_seconds": settings.answer_timeout}
 
 
+def images(settings):
+    """Which images the gateway fetches by their addresses, or None. Names of the operator's own hosts are not for everybody."""
+    if not settings.image_urls:
+        return None
+    where = "a public image" if "public" in settings.image_urls else "an image at a host that the operator names"
+    return {"where": where, "most": settings.max_images, "bytes": settings.max_image}
+
+
 def endpoint(route, base_url):
     return {"method": route.method, "path": route.path, "purpose": route.purpose, "key": route.keyed,
             "url": base_url.removesuffix("/v1") + route.path}
@@ -189,7 +199,7 @@ def notes(page):
 def groups(models):
     """Models that think alike, for the Markdown form: [(ids, reasoning)]."""
     out = []
-    for model in models:
+    for model in [model for model in models if model["reasoning"]]:
         alike = next((ids for ids, effort in out if effort == model["reasoning"]), None)
         if alike is None:
             out.append(([model["id"]], model["reasoning"]))

@@ -30,6 +30,7 @@ client is gone when it closed, reset or half-closed the connection while its scr
 `finished` is set where the script came to its end.
 Everything is bounded: a wait longer than `engine.patience` ends the connection and lands in `engine.faults`.
 """
+import base64
 import json
 import secrets
 import select
@@ -333,6 +334,36 @@ def completion(text="Hello there", reasoning=None, tools=None, usage=None, finis
             "ec_transfer_params": None, "metrics": None}
 
 
+def text_completion(*texts, usage=None, model=MODELS[0]["id"], prompt=5, logprobs=None):
+    """vLLM's plain answer to a text completion, as an object: a choice for each text."""
+    choices = [{"index": n, "text": text, "logprobs": logprobs, "finish_reason": "stop", "stop_reason": 319, "token_ids": None,
+                "prompt_logprobs": None, "prompt_token_ids": None, "routed_experts": None} for n, text in enumerate(texts)]
+    figures = tokens(prompt, 0, sum(len(pieces(text)) + 1 for text in texts))
+    return {"id": f"cmpl-{secrets.token_hex(8)}", "object": "text_completion", "created": int(time.time()), "model": model,
+            "choices": choices, "service_tier": None, "system_fingerprint": FINGERPRINT,
+            "usage": usage or {**figures, "completion_tokens_details": None}, "kv_transfer_params": None}
+
+
+def text_chunks(*texts, usage=None, done=True, model=MODELS[0]["id"], prompt=5):
+    """The events of vLLM's text completion stream, each as bytes: a choice for each text."""
+    head = {"id": f"cmpl-{secrets.token_hex(8)}", "object": "text_completion", "created": int(time.time()), "model": model}
+    said = [(n, piece, None) for n, text in enumerate(texts) for piece in pieces(text)]
+    said += [(n, "", "stop") for n, _ in enumerate(texts)]
+    out = [sse({**head, "choices": [{"index": n, "text": piece, "logprobs": None, "finish_reason": finish,
+                                     "stop_reason": 319 if finish else None, "prompt_token_ids": None, "token_ids": None}]})
+           for n, piece, finish in said]
+    if usage:
+        out.append(sse({**head, "choices": [], "usage": tokens(prompt, 0, len(said))}))
+    return [*out, DONE] if done else out
+
+
+def embeddings(*vectors, form="float", model=MODELS[0]["id"], prompt=3):
+    """An engine's answer with these vectors, as an object."""
+    packed = [base64.b64encode(struct.pack(f"<{len(one)}f", *one)).decode() if form == "base64" else one for one in vectors]
+    return {"object": "list", "model": model, "usage": {"prompt_tokens": prompt, "total_tokens": prompt},
+            "data": [{"object": "embedding", "index": n, "embedding": one} for n, one in enumerate(packed)]}
+
+
 def llama_chunk(delta=None, finish=None, id="chatcmpl-CPrPsmcsnJNhCkJRVRvcG7akrjx958aB", model=MODELS[0]["id"],
                 created=None, **more):
     return {"choices": [{"finish_reason": finish, "index": 0, "delta": delta or {}}],
@@ -435,7 +466,13 @@ def default_answer(engine, request):
     except ValueError:
         message = "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.0', 'msg': 'JSON decode error'}"
         return [refusal(400, message, "Bad Request", "body.0")]
-    if request.path != "/v1/chat/completions":
+    if request.path == "/v1/completions":
+        return _text_answer(ask)
+    if request.path == "/v1/embeddings" and engine.embeds:
+        inputs = ask["input"] if isinstance(ask["input"], list) and not isinstance(ask["input"][0], int) else [ask["input"]]
+        vectors = [[0.5, -0.25, 0.75, len(str(one)) / 8] for one in inputs]
+        return [Json(embeddings(*vectors, form=ask.get("encoding_format"), model=ask["model"]))]
+    if request.path != "/v1/chat/completions" or engine.embeds:
         return [Json({"detail": "Not Found"}, 404)]
     return _llama_answer(ask) if engine.like == "llama" else _vllm_answer(engine, request, ask)
 
@@ -456,6 +493,14 @@ def _vllm_answer(engine, request, ask):
     if not ask.get("stream"):
         return [Json(completion(**said))]
     return chat_chunks(**said, usage=options.get("include_usage"), continuous=options.get("continuous_usage_stats"))
+
+
+def _text_answer(ask):
+    several = isinstance(ask["prompt"], list) and not isinstance(ask["prompt"][0], int)
+    texts = ["Hello there"] * (len(ask["prompt"]) if several else 1) * (ask.get("n") or 1)
+    if not ask.get("stream"):
+        return [Json(text_completion(*texts, model=ask["model"]))]
+    return text_chunks(*texts, model=ask["model"], usage=(ask.get("stream_options") or {}).get("include_usage"))
 
 
 def _llama_answer(ask):
@@ -489,7 +534,7 @@ def probe_answer(engine, request):
         return _tokenize(engine, request)
     if route == ("POST", "/apply-template") and engine.like == "llama":
         return [Json({"prompt": "".join(f"<|{message['role']}|>{message['content']}" for message in request.json()["messages"])})]
-    if route[1] == "/v1/chat/completions":
+    if route[1] == ("/v1/embeddings" if engine.embeds else "/v1/chat/completions"):
         return [Json({"detail": "Method Not Allowed"}, 405, {"allow": "POST"})]
     return [Json({"detail": "Not Found"}, 404)]
 
@@ -686,6 +731,7 @@ class Engine:
 
     models      what GET /v1/models lists; [] or None: 503, as an engine that is still loading
     like        "vllm" or "llama"
+    embeds      its models are for embeddings, as in vLLM: other routes are not there
     key         if set, /v1 wants it as Bearer, as vLLM does
     idle        seconds until a connection without a request is closed (uvicorn: 5); None: never
     patience    seconds that any wait may take
@@ -705,6 +751,7 @@ class Engine:
         """Everything as in a new engine; connections stay."""
         with self.changed:
             self.models, self.like, self.key = [dict(m) for m in MODELS], "vllm", None
+            self.embeds = False
             self.idle, self.patience = 5, 30
             self.scripts, self.answer, self.routes = deque(), None, {}
             self.requests, self.probes, self.faults = [], [], []

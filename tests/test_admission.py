@@ -70,6 +70,25 @@ def test_a_keys_limit_counts_over_all_models():
     assert granted == [] and gate.leave(first, 0, True, NOON) == [second]
 
 
+def test_a_check_counts_nothing():
+    """It says what would become of a request, as often as it is asked."""
+    gate, limits = Gate(1, 1), Limits(requests_per_minute=2)
+    for _ in range(5):
+        gate.check("a", "m", limits, NOON)
+    for _ in range(2):
+        gate.enter("a", "m", limits, NOON)
+    assert (gate.active, gate.waiting) == (1, 1)
+    for code, given in (("rate_limit_exceeded", "b"), ("overloaded", "a")):
+        gate.account("b").requests.extend([NOON] * 2)
+        with pytest.raises(Refusal) as caught:
+            gate.check(given, "m", limits, NOON)
+        assert caught.value.code == code
+    gate.closed = True
+    with pytest.raises(Refusal, match="restarting"):
+        gate.check("a", "m", NONE, NOON)
+    assert (gate.active, gate.waiting) == (1, 1)
+
+
 def test_slots_are_per_model():
     gate = Gate(1, 9)
     for model in ("m", "n"):

@@ -1,7 +1,7 @@
 """Chat completions as tables: a client's body in, the engine's payload out; an engine's answer in, the client's out."""
 import copy
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import hypothesis
 import pytest
@@ -19,9 +19,14 @@ MISSING = object()
 
 @dataclass
 class Model:
+    id: str = "model"
     engine_id: str = "engine/model"
     effort: str = "glm"
     reasoning_field: str = "both"
+    kind: str = "chat"
+    hidden: bool = False
+    system: str | None = None
+    sampling: dict = field(default_factory=dict)
 
 
 class Fleet:
@@ -29,6 +34,9 @@ class Fleet:
 
     def __init__(self, **model):
         self.model, self.asked = Model(**model), []
+
+    def models(self):
+        return [self.model]
 
     def find(self, name):
         self.asked.append(name)
@@ -47,7 +55,7 @@ def read(body, **model):
 
 def sent(one):
     """What goes to the engine."""
-    return json.loads(b"".join(one.body))
+    return json.loads(b"".join(part if isinstance(part, bytes) else part.encode() for part in one.body))
 
 
 def payload(body, **model):
@@ -344,7 +352,8 @@ def test_parts(given, sent):
     assert part(given) == sent
 
 
-URLS = ["http://127.0.0.1:8000/metrics", "https://example.org/a.png", "HTTP://169.254.169.254/", "file:///etc/passwd",
+ADDRESSES = ["http://127.0.0.1:8000/metrics", "https://example.org/a.png", "HTTP://169.254.169.254/"]
+URLS = ["file:///etc/passwd",
         "ftp://a/b", "/etc/passwd",
         "//example.org/a.png", "a.png", "", " data:image/png;base64,AA==", "\tdata:image/png;base64,AA==", "\ndata:,",
         "dat", "data", "blob:abc", "javascript:1",
@@ -358,6 +367,10 @@ def test_addresses_are_refused(url):
                   {"type": "input_image", "image_url": {"url": url}}, image(url, detail="low")):
         check_refusal(refused({"messages": [{"role": "user", "content": [given]}]}), "messages",
                       "messages[0].content[0].image_url", "data")
+
+
+@pytest.mark.parametrize("url", [*URLS, *ADDRESSES])
+def test_only_images_are_fetched(url):
     for kind in ("video_url", "audio_url"):
         check_refusal(refused({"messages": [{"role": "user", "content": [{"type": kind, kind: {"url": url}}]}]}),
                       "messages", kind)
@@ -366,6 +379,37 @@ def test_addresses_are_refused(url):
 @pytest.mark.parametrize("role", ["system", "developer", "assistant", "tool", "function"])
 def test_addresses_are_refused_in_every_role(role):
     check_refusal(refused({"messages": [{"role": role, "content": [image(URLS[0])]}]}), "messages")
+
+
+def with_images(*urls, role="user", **fields):
+    return {"messages": [{"role": role, "content": [{"type": "text", "text": "look"}, *(image(url) for url in urls)]}], **fields}
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_addresses_of_images_are_taken_out(role, streams):
+    """They are for the gateway to fetch: a str between the bytes, where the data URL goes."""
+    one = read(with_images(*ADDRESSES, PNG, ADDRESSES[0], role=role, stream=streams))
+    assert one.images == [*ADDRESSES, ADDRESSES[0]]
+    filled = b"".join(part if isinstance(part, bytes) else b"<%b>" % part.encode() for part in one.body)
+    wanted = with_images(*(f"<{url}>" for url in ADDRESSES), PNG, f"<{ADDRESSES[0]}>", role=role)["messages"]
+    assert json.loads(filled)["messages"] == wanted
+    assert json.loads(filled)["messages"][0]["content"][1]["image_url"]["url"] == f"<{ADDRESSES[0]}>"
+
+
+def test_no_words_are_taken_for_an_image():
+    text = "image:" + "0" * 64 + " \ue000 " + ADDRESSES[0]
+    one = read({"messages": [{"role": "user", "content": [{"type": "text", "text": text}, image(ADDRESSES[0], detail="low")]},
+                             {"role": "user", "content": text}]})
+    assert one.images == [ADDRESSES[0]]
+    filled = json.loads(b"".join(part if isinstance(part, bytes) else b"here" for part in one.body))
+    assert filled["messages"] == [{"role": "user", "content": [{"type": "text", "text": text}, image("here", detail="low")]},
+                                  {"role": "user", "content": text}]
+
+
+def test_an_address_beside_numbers_that_only_json_itself_writes():
+    one = read({**with_images(ADDRESSES[0]), "seed": 10 ** 30, "messages": with_images(ADDRESSES[0])["messages"]})
+    assert one.images == [ADDRESSES[0]]
 
 
 @pytest.mark.parametrize("given, words", [
@@ -547,10 +591,81 @@ def test_limits(field):
         assert payload(ask(**{field: value}))[field] == value
 
 
-def test_repeat_penalty():
-    assert payload(ask(repeat_penalty=1.1))["repetition_penalty"] == 1.1
-    assert payload(ask(repeat_penalty=1.1, repetition_penalty=1.2))["repetition_penalty"] == 1.2
-    assert "repetition_penalty" not in payload(ask())
+def test_max_completion_tokens_wins():
+    """Whichever of the two an engine reads."""
+    assert payload(ask(max_completion_tokens=3, max_tokens=9)) == ask(max_completion_tokens=3, max_tokens=3)
+    assert payload(ask(max_completion_tokens=3)) == ask(max_completion_tokens=3, max_tokens=3)
+    assert payload(ask(max_completion_tokens=None, max_tokens=9))["max_tokens"] == 9
+
+
+@pytest.mark.parametrize("given, sent", [
+    ({"repeat_penalty": 1.1}, 1.1), ({"repetition_penalty": 1.2}, 1.2), ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, 1.2),
+    ({"repeat_penalty": 1.1, "repetition_penalty": None}, 1.1)])
+def test_repetition_penalty(given, sent):
+    """vLLM reads one name, llama.cpp the other."""
+    assert payload(ask(**given)) == ask(repetition_penalty=sent, repeat_penalty=sent)
+
+
+def test_prompt_cache_key_is_no_salt():
+    assert payload(ask(prompt_cache_key="alice")) == ask(prompt_cache_key="alice")
+
+
+SCHEMA = {"type": "object"}
+
+
+@pytest.mark.parametrize("given, sent", [
+    ({"type": "json_object"}, {"type": "json_object"}), ({"type": "text"}, {"type": "text"}),
+    ({"type": "json_schema"}, {"type": "json_object"}), ({"type": "json_schema", "json_schema": None}, {"type": "json_object"}),
+    ({"type": "json_schema", "json_schema": {"name": "a", "schema": None}}, {"type": "json_object"}),
+    ({"type": "json_schema", "json_schema": {"name": "a", "strict": True}}, {"type": "json_object"}),
+    ({"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+     {"type": "json_schema", "json_schema": {"schema": SCHEMA, "name": "answer"}}),
+    ({"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}, "odd": 1},
+     {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}, "odd": 1}),
+    ({"type": "structural_tag", "structures": []}, {"type": "structural_tag", "structures": []}), (None, None),
+])
+def test_response_formats(given, sent):
+    assert payload(ask(response_format=given)) == ask(response_format=sent)
+
+
+@pytest.mark.parametrize("form", ["json", 1, True, [], {}, {"type": None}, {"type": 1}, 
+                                  {"type": "json_schema", "json_schema": []}, {"type": "json_schema", "json_schema": "x"}])
+def test_response_formats_that_are_none(form):
+    check_refusal(refused(ask(response_format=form)), "response_format")
+
+
+# ---- what is particular about a model
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize("messages, sent", [
+    (HELLO, [SYSTEM, *HELLO]), ([{"role": "assistant", "content": "a"}], [SYSTEM, {"role": "assistant", "content": "a"}]),
+    ([{"role": "system", "content": "x"}, *HELLO], [{"role": "system", "content": "x"}, *HELLO]),
+    ([{"role": "developer", "content": "x"}, *HELLO], [{"role": "system", "content": "x"}, *HELLO]),
+    ([*HELLO, {"role": "system", "content": ""}], [*HELLO, {"role": "system", "content": ""}]),
+])
+def test_a_models_own_system_prompt(messages, sent):
+    assert payload({"messages": messages}, system="Be brief.")["messages"] == sent
+    assert payload({"messages": HELLO}, system="")["messages"] == HELLO
+
+
+DEFAULTS = {"temperature": 0.6, "top_k": 20, "max_tokens": 100, "repetition_penalty": 1.1}
+SENT = {**DEFAULTS, "repeat_penalty": 1.1}
+
+
+@pytest.mark.parametrize("given, sent", [
+    ({}, SENT), ({"temperature": None}, SENT), ({"temperature": 0}, {**SENT, "temperature": 0}),
+    ({"repeat_penalty": 1.3}, {**SENT, "repetition_penalty": 1.3, "repeat_penalty": 1.3}),
+    ({"max_tokens": 5}, {**SENT, "max_tokens": 5}),
+    ({"max_completion_tokens": 5}, {**SENT, "max_completion_tokens": 5, "max_tokens": 5}), ({"seed": 1}, {**SENT, "seed": 1}),
+])
+def test_a_models_own_sampling(given, sent):
+    assert payload(ask(**given), sampling=DEFAULTS) == ask(**sent)
+
+
+def test_an_embedding_model_is_for_no_chat():
+    check_refusal(refused(ask(), kind="embedding"), "model", "model is an embedding model", "none is loaded here")
 
 
 # ---- reasoning: the tables have their own tests; here is that they are used
@@ -586,7 +701,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_
                     max_leaves=12)
 OWNED = ["messages", "model", "stream", "stream_options", "tools", "tool_choice", "max_tokens", "max_completion_tokens",
          "repeat_penalty", "n",
-         "repetition_penalty", "reasoning", "reasoning_effort", "think", "chat_template_kwargs"]
+         "repetition_penalty", "response_format", "reasoning", "reasoning_effort", "think", "chat_template_kwargs"]
 
 
 @HYPO

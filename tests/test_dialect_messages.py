@@ -3,7 +3,7 @@
 Rows that name an address are public reports of other translations that got the case wrong.
 """
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import hypothesis
 import pytest
@@ -29,6 +29,9 @@ class Model:
     engine_id: str = "engine/model"
     effort: str = "glm"
     reasoning_field: str = "both"
+    kind: str = "chat"
+    system: str | None = None
+    sampling: dict = field(default_factory=dict)
     budget_field: str | None = None
     context: int | None = None
 
@@ -73,7 +76,7 @@ def read(body, dialect=messages, **model):
 
 
 def payload(body, **model):
-    return json.loads(b"".join(read(body, **model).body))
+    return json.loads(b"".join(part.encode() if isinstance(part, str) else part for part in read(body, **model).body))
 
 
 def conversation(*given, **fields):
@@ -104,7 +107,8 @@ ON = {"enable_thinking": True}
     ({"stop_sequences": ["a", "", "b"]}, {"stop": ["a", "b"]}),
     ({"stop_sequences": []}, {}),
     # what engines know goes on, what is Anthropic's own business does not
-    ({"seed": 1, "min_p": 0.1, "repetition_penalty": 1.1}, {"seed": 1, "min_p": 0.1, "repetition_penalty": 1.1}),
+    ({"seed": 1, "min_p": 0.1, "repetition_penalty": 1.1},
+     {"seed": 1, "min_p": 0.1, "repetition_penalty": 1.1, "repeat_penalty": 1.1}),
     ({"metadata": {"user_id": "u"}, "service_tier": "auto", "mcp_servers": [], "context_management": {"edits": []},
       "cache_control": {"type": "ephemeral"}, "container": "c", "speed": "fast", "n": 2, "logprobs": True, "betas": ["b"]}, {}),
     # thinking
@@ -411,7 +415,7 @@ def test_what_is_counted():
     assert json.loads(b"".join(one.count)) == {
         "model": "engine/model", "tools": [FUNCTION], "chat_template_kwargs": {**ON, "reasoning_effort": "high"},
         "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": [text("what?")]}]}
-    assert one.uncounted == 2 and len(payload(ask(user(PNG)))["messages"][0]["content"]) == 1
+    assert one.unseen == 2 and len(payload(ask(user(PNG)))["messages"][0]["content"]) == 1
     assert read(ask()).count is None                    # the engine's own figure comes with a plain answer
 
 

@@ -12,6 +12,7 @@ import pytest
 import errors
 import reasoning
 import settings
+import routes
 from pages import help
 from routes import NOT_SUPPORTED, ROUTES
 from upstream import Model
@@ -152,6 +153,34 @@ def test_several_models():
     assert "- Context 4,096 tokens (`b`), 8 requests run at once" in text
     assert re.findall("^### (.*)", text, re.M) == ["`a`", "`b`"]
     assert list(json.loads(data(models=models)["harnesses"]["opencode"])["provider"]["sparks"]["models"]) == ["a", "b"]
+
+
+def test_an_embedding_model():
+    """It has no chapter on reasoning, stands in no harness, and answers no example."""
+    models = [model(), model(id="minilm", kind="embedding", default=False, context=512, effort="qwen")]
+    text = page(models=models)
+    assert "- Model ids: `glm-5.3-flash` (the default), `minilm` (embeddings)\n" in text
+    assert not re.findall("^### (.*)", text, re.M) and "minilm" not in text.split("## Auth")[1]
+    found = data(models=models)
+    assert [(entry["kind"], bool(entry["reasoning"])) for entry in found["models"]] == [("chat", True), ("embedding", False)]
+    assert data(models=models[::-1])["model"] == "glm-5.3-flash"
+    alone = data(models=[models[1]])
+    assert (alone["model"], alone["reasoning"]) == (None, None) and "MODEL-ID" in page(models=[models[1]])
+
+
+@pytest.mark.parametrize("hosts, words", [
+    ("public", "or with the `http` address of a public image (PNG, JPEG, GIF or WebP, up to 20 MB, at most 16 per request)"),
+    ("public, a.lan:90", "address of a public image (PNG"), ("a.lan:90", "address of an image at a host that the operator names (PNG"),
+    ("off", "an image's `http` address is refused."),
+])
+def test_images_by_address(hosts, words):
+    assert words in " ".join(page(image_urls=hosts).split()) and "a.lan" not in page("json", image_urls=hosts)
+    assert (data(image_urls=hosts)["images"] is None) is (hosts == "off")
+
+
+def test_what_is_missing_is_not_there():
+    there = [route.path.removeprefix("/v1/") for route in ROUTES]
+    assert not any(name in path for name in NOT_SUPPORTED for path in there)
 
 
 def test_models_that_think_alike_share_a_chapter():

@@ -144,7 +144,7 @@ def test_deep_nesting_in_fields(shared, depth):
     parameters = b'{"a":' * depth + b"1" + b"}" * depth
     tool = b'[{"type": "function", "function": {"name": "f", "parameters": %b}}]' % parameters
     for name, value in (("metadata", lists(depth)), ("tools", tool), ("chat_template_kwargs", parameters),
-                        ("response_format", parameters), ("model", lists(depth)), ("stop", lists(depth))):
+                        ("response_format", b'{"type": "json_object", "a": %b}' % parameters), ("model", lists(depth)), ("stop", lists(depth))):
         answer = shared.client().post(CHAT, with_field(name, value))
         if answer.status != 200:
             refused(answer, 400, code="invalid_request")

@@ -16,29 +16,57 @@ from client import Truncated
 from conftest import clean_environment, wait_until
 from dialects.messages_out import MessageStream
 from dialects.response_stream import Options, ResponseStream
-from engine import Engine, Hang, Head, Json, Pause, Send, Wait, chat_chunks, compact, completion
+from engine import (Engine, Hang, Head, Json, Pause, Send, Wait, chat_chunks, compact, completion, embeddings, text_chunks,
+                    text_completion)
 from inside import gauges, idle, row_now, row_of, rows, started
 
 MODEL = "GLM-5.3-Flash-EXL3"
 LEAVE = ["close", "reset", "half_close"]
+CONFIG = f"""
+[models."{MODEL}"]
+[models.vectors]
+engine = "{MODEL}"
+kind = "embedding"
+"""
 WORST = {}                                          # (phase, form, leave) -> ms until the engine saw it
 IDS = count()
 
 
 class Api(NamedTuple):
-    """A way in: its path, a body for it, the route as the ledger has it; how many events a client gets for the engine's
-    events; and how a whole stream ends."""
+    """A way in: its path, a body for it, and what the engine says.
+
+    streams     where -> (the engine's events until it hangs, the tokens in them); nothing where there are no streams
+    plains      where -> how much of the engine's plain answer has come
+    events, whole   a whole stream, its usage with it, and a plain answer
+    heard       how many events a client gets for the engine's events;  last  how its whole stream ends
+    """
     path: str
     body: Callable
-    route: str
-    heard: Callable
-    last: bytes
+    streams: dict
+    plains: dict
+    events: list
+    whole: dict
+    model: str = MODEL
+    heard: Callable = len
+    last: bytes = b"data: [DONE]\n\n"
+
+    @property
+    def route(self):
+        return f"POST {self.path}"
+
+    @property
+    def middle(self):
+        """How many events bring a stream to its middle."""
+        return len(self.streams["mid-content"][0])
+
+
+def streaming(streams):
+    """A stream also asks for the usage, so that each event of the engine's is one of the client's."""
+    return {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
 
 
 def chat_body(streams, **fields):
-    """A chat request; a stream also asks for the usage, so that each event of the engine's is one of the client's."""
-    options = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
-    return {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], **options, **fields}
+    return {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], **streaming(streams), **fields}
 
 
 def messages_body(streams, **fields):
@@ -59,17 +87,24 @@ def responses_heard(events):
     return ResponseStream("0", Options(time.time)).feed(b"".join(events)).count(b"event: ")
 
 
-CHAT = Api("/v1/chat/completions", chat_body, "POST /v1/chat/completions", len, b"data: [DONE]\n\n")
-MESSAGES = Api("/v1/messages", messages_body, "POST /v1/messages", messages_heard, b'data: {"type":"message_stop"}\n\n')
-RESPONSES = Api("/v1/responses", responses_body, "POST /v1/responses", responses_heard, b"}\n\n")
-APIS = [CHAT, MESSAGES, RESPONSES]
+def text_body(streams, **fields):
+    return {"model": MODEL, "prompt": "Hello", **streaming(streams), **fields}
+
+
+def embedding_body(streams, **fields):
+    return {"model": "vectors", "input": "Hello", **fields}
+
 
 TOOL = [("get_weather", ['{"ci', 'ty": "Pa', 'ris"}'])]
 THOUGHT = chat_chunks("Hello there", reasoning="Let me think", usage=True)
 CALLED = chat_chunks(None, tools=TOOL, usage=True)
+TEXTS = text_chunks("Hello there", usage=True)
+SAID = completion("Hello there", reasoning="Let me think", tools=TOOL)
+WHOLE = compact(SAID)
+TEXT = text_completion("Hello there")
+VECTORS = embeddings([0.5, 0.25], model=MODEL)
 
-# where -> (the engine's events until it hangs, the tokens in them)
-STREAMS = {
+CHAT = Api("/v1/chat/completions", chat_body, {
     "before the head": (None, 0),
     "prefill": ([], 0),
     "after the role": (THOUGHT[:1], 0),
@@ -78,23 +113,40 @@ STREAMS = {
     "mid-tool": (CALLED[:3], 2),
     "after finish": (THOUGHT[:7], 6),
     "after usage": (THOUGHT[:8], 7),                # the engine's own figure
-}
-WHOLE = compact(completion("Hello there", reasoning="Let me think", tools=TOOL))
-# where -> how much of the engine's plain answer has come
-PLAINS = {
+}, {
     "before the head": None,
     "prefill": 0,
     "mid-reasoning": WHOLE.index(b"me think"),
     "mid-content": WHOLE.index(b" there"),
     "mid-tool": WHOLE.index(b"Paris"),
     "after finish": WHOLE.index(b'"usage"'),
-}
+}, THOUGHT, SAID)
+COMPLETIONS = Api("/v1/completions", text_body, {
+    "before the head": (None, 0),
+    "prefill": ([], 0),
+    "mid-content": (TEXTS[:1], 1),
+    "after finish": (TEXTS[:3], 3),
+    "after usage": (TEXTS[:4], 3),
+}, {"before the head": None, "prefill": 0, "mid-content": compact(TEXT).index(b" there")}, TEXTS, TEXT)
+EMBEDDINGS = Api("/v1/embeddings", embedding_body, {}, {"before the head": None, "prefill": 0, "mid-content": 40}, None, VECTORS,
+                 "vectors")
+MESSAGES = CHAT._replace(path="/v1/messages", body=messages_body, heard=messages_heard, last=b'data: {"type":"message_stop"}\n\n')
+RESPONSES = CHAT._replace(path="/v1/responses", body=responses_body, heard=responses_heard, last=b"}\n\n")
+APIS = [CHAT, MESSAGES, RESPONSES, COMPLETIONS, EMBEDDINGS]
+STREAMING = [api for api in APIS if api.streams]
+FORMS = [(api, streams) for api in APIS for streams in (True, False) if api.streams or not streams]
+
+
+def named(value):
+    """A test's name for an Api or a form."""
+    return value.path if isinstance(value, Api) else {True: "stream", False: "plain"}.get(value, str(value))
 
 
 @pytest.fixture(scope="module")
 def house(stock, tmp_path_factory):
     """An engine and a gateway with one slot, for all of this module."""
-    with Engine() as engine, started(engine, tmp_path_factory.mktemp("leaving"), stock, max_active=1, keepalive=0.3) as gateway:
+    with Engine() as engine, started(engine, tmp_path_factory.mktemp("leaving"), stock, max_active=1, keepalive=0.3,
+                                     config=CONFIG) as gateway:
         gateway.engine = engine
         yield gateway
 
@@ -134,10 +186,9 @@ def seen(request, since, what):
 # ---- the matrix
 
 @pytest.mark.parametrize("leave", LEAVE)
-@pytest.mark.parametrize("where", STREAMS)
-@pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
+@pytest.mark.parametrize("api, where", [(api, where) for api in APIS for where in api.streams], ids=named)
 def test_leaving_a_stream(one, api, where, leave):
-    events, tokens = STREAMS[where]
+    events, tokens = api.streams[where]
     heard = api.heard(events or [])
     if events and tokens and heard == api.heard(events[:-1]):
         pytest.skip("its client cannot see that this has come")
@@ -154,7 +205,7 @@ def test_leaving_a_stream(one, api, where, leave):
     seen(request, since, (where, "stream", leave))
     row = row_of(one.db, ident)
     assert (row["status"], row["aborted"], row["streamed"], row["truncated"], row["error"]) == (499, 1, 1, 0, None)
-    assert (row["model"], row["route"], row["engine"]) == (MODEL, api.route, one.engine.url)
+    assert (row["model"], row["route"], row["engine"]) == (api.model, api.route, one.engine.url)
     assert row["completion_tokens"] == (tokens or None) and (row["first_ms"] is not None) == bool(heard)
     assert row["counted"] == ("gateway" if tokens and where != "after usage" else "engine")
     assert row["queued_ms"] is not None
@@ -162,50 +213,48 @@ def test_leaving_a_stream(one, api, where, leave):
 
 
 @pytest.mark.parametrize("leave", LEAVE)
-@pytest.mark.parametrize("where", PLAINS)
-@pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
+@pytest.mark.parametrize("api, where", [(api, where) for api in APIS for where in api.plains], ids=named)
 def test_leaving_a_plain_request(one, api, where, leave):
-    size = PLAINS[where]
-    head = [] if size is None else [Head(framing=len(WHOLE), type="application/json")]
-    one.engine.play(*head, *([WHOLE[:size]] if size else []), Hang())
+    size, whole = api.plains[where], compact(api.whole)
+    head = [] if size is None else [Head(framing=len(whole), type="application/json")]
+    one.engine.play(*head, *([whole[:size]] if size else []), Hang())
     connection, ident = send(one, api, False)
     request = one.engine.wait_for(1)[0]
     since = left(connection, leave)
     seen(request, since, (where, "plain", leave))
     row = row_of(one.db, ident)
     assert (row["status"], row["aborted"], row["streamed"], row["truncated"], row["error"]) == (499, 1, 0, 0, None)
-    assert (row["model"], row["route"], row["engine"]) == (MODEL, api.route, one.engine.url)
+    assert (row["model"], row["route"], row["engine"]) == (api.model, api.route, one.engine.url)
     assert row["completion_tokens"] is None and row["queued_ms"] is not None
     idle(one, 1)
 
 
 @pytest.mark.parametrize("leave", LEAVE)
-@pytest.mark.parametrize("streams, commented", [(True, False), (True, True), (False, False)],
-                         ids=["stream", "stream with a comment", "plain"])
-@pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
+@pytest.mark.parametrize("commented", [False, True], ids=["silent", "commented"])
+@pytest.mark.parametrize("api, streams", FORMS, ids=named)
 def test_leaving_the_queue(one, api, streams, commented, leave):
     one.engine.play(Hang())
     runs, running = send(one, api, True)
     one.engine.wait_for(1)
     waits, waiting = send(one, api, streams)
     wait_until(lambda: gauges(one)["sparks_queued"] == 1, 5, what="a request in the queue")
-    if commented:
+    if commented and streams:
         assert next(waits.answer().events()).comment == "queued 1"
     since = left(waits, leave)
     wait_until(lambda: gauges(one)["sparks_queued"] == 0, 1, what="an empty queue")
     WORST["queue", "stream" if streams else "plain", leave] = (time.monotonic() - since) * 1000
     row = row_of(one.db, waiting)
-    assert (row["status"], row["aborted"], row["engine"], row["queued_ms"], row["model"]) == (499, 1, "", None, MODEL)
+    assert (row["status"], row["aborted"], row["engine"], row["queued_ms"], row["model"]) == (499, 1, "", None, api.model)
     assert row["completion_tokens"] is row["prompt_tokens"] is None
     assert gauges(one)["sparks_active"] == 1 and len(one.engine.requests) == 1
     seen(one.engine.requests[0], left(runs, "close"), ("before the head", "stream", "close, beside a queue"))
     row_of(one.db, running)
 
 
-@pytest.mark.parametrize("streams", [True, False], ids=["stream", "plain"])
-@pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
+@pytest.mark.parametrize("api, streams", FORMS, ids=named)
 def test_a_slot_of_somebody_who_left_serves_the_next(one, api, streams):
     one.engine.play(Hang())
+    one.engine.play(*(api.events if streams else [Json(api.whole)]))
     gone, _ = send(one, api, streams)
     one.engine.wait_for(1)
     waits, ident = send(one, api, streams)
@@ -217,17 +266,16 @@ def test_a_slot_of_somebody_who_left_serves_the_next(one, api, streams):
 
 
 @pytest.mark.parametrize("leave", LEAVE)
-@pytest.mark.parametrize("streams", [True, False], ids=["stream", "plain"])
-@pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
+@pytest.mark.parametrize("api, streams", FORMS, ids=named)
 def test_leaving_with_the_answer_whole_is_no_abort(one, api, streams, leave):
     for _ in range(5):
-        one.engine.play(*(THOUGHT if streams else [Json(completion("Hello there"))]))
+        one.engine.play(*(api.events if streams else [Json(api.whole)]))
         connection, ident = send(one, api, streams)
         body = connection.answer().read_all()
         getattr(connection, leave)()
         assert body.endswith(api.last if streams else b"}")
         row = row_now(one.db, ident)
-        assert (row["status"], row["aborted"], row["counted"]) == (200, 0, "engine") and row["completion_tokens"]
+        assert (row["status"], row["aborted"], row["counted"]) == (200, 0, "engine") and row["prompt_tokens"]
 
 
 # ---- other ways to be gone
@@ -243,10 +291,9 @@ while sock.recv(65536):
 """
 
 
-@pytest.mark.parametrize("streams", [True, False], ids=["stream", "plain"])
-@pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
+@pytest.mark.parametrize("api, streams", FORMS, ids=named)
 def test_client_process_is_killed(one, api, streams):
-    one.engine.play(*([Head(), *THOUGHT[:5]] if streams else []), Hang())
+    one.engine.play(*([Head(), *api.events[:api.middle]] if streams else []), Hang())
     client = one.client()
     with client.open() as connection:
         data = connection.encode("POST", api.path, api.body(streams), {"x-request-id": (ident := f"leaving-{next(IDS)}")})
@@ -266,10 +313,10 @@ def test_client_process_is_killed(one, api, streams):
     assert row_of(one.db, ident)["status"] == 499
 
 
-@pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
+@pytest.mark.parametrize("api", STREAMING, ids=named)
 def test_leaving_touches_neither_the_request_before_nor_the_connection(one, api):
     """The second request of a connection is aborted; the first one stays whole, and others go on."""
-    one.engine.play(*THOUGHT)
+    one.engine.play(*api.events)
     connection, first = send(one, api, True)
     connection.answer().read_all()
     one.engine.play(Hang())
@@ -280,10 +327,10 @@ def test_leaving_touches_neither_the_request_before_nor_the_connection(one, api)
 
 
 @pytest.mark.parametrize("leave", ["close", "reset"])
-@pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
+@pytest.mark.parametrize("api", STREAMING, ids=named)
 def test_leaving_with_another_request_on_its_way(one, api, leave):
     """Its bytes are gunicorn's, and still the client is missed; the second request is not served to nobody."""
-    one.engine.play(Head(), *[step for n in range(200) for step in (THOUGHT[3], Pause(0.05))])
+    one.engine.play(Head(), *[step for n in range(200) for step in (api.events[api.middle - 1], Pause(0.05))])
     connection, first = send(one, api, True)
     request = one.engine.wait_for(1)[0]
     next(connection.answer().events())
@@ -294,9 +341,8 @@ def test_leaving_with_another_request_on_its_way(one, api, leave):
     assert {row["status"] for row in rows(one.db, "id = ?", (second,))} <= {499}
 
 
-@pytest.mark.parametrize("streams", [True, False], ids=["stream", "plain"])
 @pytest.mark.parametrize("behind", ["a request", "a line end"])
-@pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
+@pytest.mark.parametrize("api, streams", FORMS, ids=named)
 def test_leaving_in_prefill_with_bytes_behind_the_request(one, api, behind, streams):
     """Old clients send a line end behind a body (RFC 9112, 2.2). It must not hide that they leave."""
     one.engine.play(Hang())

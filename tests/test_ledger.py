@@ -12,6 +12,7 @@ import time
 from contextlib import closing, contextmanager
 from itertools import count
 from types import SimpleNamespace
+from typing import Callable, NamedTuple
 
 import pytest
 from click.testing import CliRunner
@@ -21,7 +22,7 @@ import ledger
 from client import Truncated
 from conftest import clean_environment, wait_until
 from database import database, open_database
-from engine import Engine, Head, Json, Pause, chat_chunks, completion, died, refusal
+from engine import Engine, Head, Json, Pause, chat_chunks, completion, died, embeddings, refusal, text_chunks, text_completion
 from inside import days, gauge, idle, read, row_now, row_of, rows, started, sums, worker
 from ledger import DAY, Ledger, Row
 
@@ -538,27 +539,65 @@ def either(request):
     return chat_chunks("Hello", usage=True) if request.json()["stream"] else [Json(completion("Hello"))]
 
 
-def responses_body(streams, messages="Hello", **fields):
-    return {"model": MODEL, "input": messages if messages == "Hello" else 5, "stream": streams, **fields}
+class Api(NamedTuple):
+    """A way in: its path, its body for a stream or a plain answer, the engine's whole stream and plain answer, and a field
+    that is at fault."""
+    path: str
+    body: Callable
+    events: list
+    whole: dict
+    malformed: dict
 
 
-CHAT = ("/v1/chat/completions", body)
-MESSAGES = ("/v1/messages", lambda streams, **fields: body(streams, **{"max_tokens": 50, **fields}))
-RESPONSES = ("/v1/responses", responses_body)
-APIS = [CHAT, MESSAGES, RESPONSES]                  # (path, its body for a stream or a plain answer)
+def messages_body(streams, **fields):
+    return body(streams, **{"max_tokens": 50, **fields})
+
+
+def responses_body(streams, **fields):
+    return {"model": MODEL, "input": "Hello", "stream": streams, **fields}
+
+
+def text_body(streams, **fields):
+    return {"model": MODEL, "prompt": "Hello", "stream": streams, **fields}
+
+
+def embedding_body(streams, **fields):
+    return {"model": "vectors", "input": "Hello", **fields}
+
+
+CHAT = Api("/v1/chat/completions", body, chat_chunks("Hello there", usage=True), completion("Hello there"), {"messages": "no"})
+MESSAGES = CHAT._replace(path="/v1/messages", body=messages_body)
+RESPONSES = CHAT._replace(path="/v1/responses", body=responses_body, malformed={"input": 5})
 LAST = (b"data: [DONE]\n\n", b'data: {"type":"message_stop"}\n\n')
-BROKEN = [*chat_chunks("Hello there", usage=True)[:3], died(), b"data: [DONE]\n\n"]
-# how a request ends -> (streams, fields of its body, the engine's steps or None, (status, aborted, error))
-ENDS = {
-    "stream": (True, {}, chat_chunks("Hello there", usage=True), (200, 0, None)),
-    "plain": (False, {}, [Json(completion("Hello there"))], (200, 0, None)),
-    "plain for a stream": (True, {}, [Json(completion("Hello there"))], (200, 0, None)),
-    "error event": (True, {}, BROKEN, (500, 0, "upstream_error")),
-    "engine's refusal": (False, {}, [refusal(400, "no")], (400, 0, "invalid_request")),
-    "engine's refusal of a stream": (True, {}, [refusal(400, "no")], (400, 0, "invalid_request")),
-    "unknown model": (False, {"model": "nothing"}, None, (404, 0, "model_not_found")),
-    "malformed": (True, {"messages": "no"}, None, (400, 0, "invalid_request")),
-}
+APIS = [CHAT, MESSAGES, RESPONSES,
+        Api("/v1/completions", text_body, text_chunks("Hello there", usage=True), text_completion("Hello there"),
+                  {"prompt": 5}),
+        Api("/v1/embeddings", embedding_body, None, embeddings([0.5, 0.25]), {"input": 5})]
+CONFIG = f"""
+[models."{MODEL}"]
+[models.vectors]
+engine = "{MODEL}"
+kind = "embedding"
+"""
+
+
+def ends(api):
+    """How a request ends -> (streams, fields of its body, the engine's steps or None, (status, aborted, error))."""
+    plain = {
+        "plain": (False, {}, [Json(api.whole)], (200, 0, None)),
+        "engine's refusal": (False, {}, [refusal(400, "no")], (400, 0, "invalid_request")),
+        "unknown model": (False, {"model": "nothing"}, None, (404, 0, "model_not_found")),
+        "malformed": (bool(api.events), api.malformed, None, (400, 0, "invalid_request")),
+    }
+    return plain if not api.events else plain | {
+        "stream": (True, {}, api.events, (200, 0, None)),
+        "plain for a stream": (True, {}, [Json(api.whole)], (200, 0, None)),
+        "error event": (True, {}, [*api.events[:3], died(), b"data: [DONE]\n\n"], (500, 0, "upstream_error")),
+        "engine's refusal of a stream": (True, {}, [refusal(400, "no")], (400, 0, "invalid_request")),
+    }
+
+
+ENDS = [(api, ending) for api in APIS for ending in ends(api)]
 
 SLOW = """
 import ledger
@@ -576,16 +615,16 @@ ledger.commit = slow
 @pytest.fixture(scope="module")
 def slow(stock, tmp_path_factory):
     """A gateway whose commits take 150 ms: a commit that comes late shows."""
-    with Engine() as engine, started(engine, tmp_path_factory.mktemp("slow"), stock, SLOW, stall_timeout=1) as gateway:
+    folder = tmp_path_factory.mktemp("slow")
+    with Engine() as engine, started(engine, folder, stock, SLOW, stall_timeout=1, config=CONFIG) as gateway:
         gateway.engine = engine
         yield gateway
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
-@pytest.mark.parametrize("ending", ENDS)
-@pytest.mark.parametrize("api", APIS, ids=lambda api: api[0])
+@pytest.mark.parametrize("api, ending", ENDS, ids=lambda value: getattr(value, "path", value))
 def test_row_is_committed_before_the_last_byte_leaves(slow, api, ending, version):
-    (path, make), (streams, fields, steps, expected) = api, ENDS[ending]
+    path, make, (streams, fields, steps, expected) = api.path, api.body, ends(api)[ending]
     slow.engine.reset()
     if steps:
         slow.engine.play(*steps)
@@ -670,12 +709,12 @@ def sound(db):
     assert len(found) == len(set(found))
 
 
-@pytest.mark.parametrize("api", APIS, ids=lambda api: api[0])
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
 def test_kill_right_after_a_whole_answer(engine, tmp_path, stock, api):
-    path, make = api
-    with started(engine, tmp_path, stock) as gateway:
-        for n, ending in enumerate(("stream", "plain", "error event")):
-            streams, fields, steps, expected = ENDS[ending]
+    path, make = api.path, api.body
+    with started(engine, tmp_path, stock, config=CONFIG) as gateway:
+        for ending in [ending for ending in ("stream", "plain", "error event") if ending in ends(api)]:
+            streams, fields, steps, expected = ends(api)[ending]
             engine.play(*steps)
             with gateway.client().open() as connection:
                 connection.start("POST", path, make(streams, **fields), {"x-request-id": (ident := f"ledger-{next(IDS)}")})

@@ -44,6 +44,19 @@ def test_requests_per_minute(limited):
     assert answer.status == 200 and "x-ratelimit-limit-requests" not in answer.headers
 
 
+@pytest.mark.parametrize("path, body", [("/v1/completions", {"prompt": "a"}), ("/v1/embeddings", {"input": "a"})])
+def test_limits_of_every_route(gateway, engine, path, body):
+    """Requests and tokens count wherever they are used."""
+    front = gateway(config='[models."GLM-5.3-Flash-EXL3"]\n[models.vectors]\nengine = "GLM-5.3-Flash-EXL3"\nkind = "embedding"')
+    engine.embeds = path == "/v1/embeddings"
+    front.keys("limit", "tester", "--rpm", "2")
+    answers = [front.client().post(path, body) for _ in range(3)]
+    assert [answer.status for answer in answers] == [200, 200, 429]
+    assert answers[1].headers["x-ratelimit-remaining-requests"] == "0"
+    front.keys("limit", "tester", "--clear", "--tpm", "5")      # some have been used by now
+    assert error(front.client().post(path, body)) == (429, "rate_limit_exceeded")
+
+
 def test_what_does_not_count(limited, engine):
     limited.limit("--rpm", "1")
     for _ in range(3):

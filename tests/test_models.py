@@ -3,8 +3,9 @@ import time
 
 import pytest
 
-from conftest import Gateway, Shared
+from conftest import Gateway, Shared, wait_until
 from engine import MODELS, Engine, Hang, Head, Json
+from inside import gauges, idle, rows
 
 CHAT = "/v1/chat/completions"
 LISTED = "/v1/models"
@@ -306,7 +307,8 @@ def front(gateway, engine):
 
 
 def test_tables(front, engine):
-    assert listed(front) == [model("glm-5.3-flash", 200000), model("small", 32768)]
+    names = ["glm-5.3-flash", "Best", "odd[1]"]                         # aliases too, patterns aside
+    assert listed(front) == [*(model(name, 200000) for name in names), model("small", 32768)]
 
     for name in ("glm-5.3-flash", "GLM-5.3-FLASH", OWN, "claude-sonnet-4-5", "Claude-X", "claude-", "gpt-4o",
                  "GPT-4O-2024", "best", "odd[1]"):
@@ -335,7 +337,7 @@ def test_tables(front, engine):
         assert {"reasoning", "reasoning_content"} & set(message) == fields
 
     engine.models = MODELS                                              # one of them goes
-    until(front, ["glm-5.3-flash"])
+    until(front, names)
     assert ask(front, "small").status == 503 and ask(front).status == 503 and ask(front, "best").status == 200
     engine.models = [{"id": "later", "max_model_len": 5}]               # another one comes
     until(front, ["later"])
@@ -402,3 +404,173 @@ def test_pages(shared, query, ids, more):
 def test_odd_pages(shared, query, param):
     answer = shared.client().get(f"{LISTED}?{query}")
     assert answer.status == 400 and answer.json()["error"]["param"] == param
+# ---- what the tables say beside names
+
+PARTICULAR = """
+[models.chat]
+engine = "GLM-5.3-Flash-EXL3"
+system = "Be brief."
+sampling = { temperature = 0.6, max_tokens = 100 }
+
+[models.secret]
+engine = "GLM-5.3-Flash-EXL3"
+hidden = true
+aliases = ["internal"]
+effort = "none"
+"""
+
+
+def test_system_prompt_sampling_and_hidden(gateway, engine):
+    front = gateway(config=PARTICULAR)
+    assert [entry["id"] for entry in listed(front)] == ["chat"]
+    assert reaches(engine, ask(front, temperature=0), OWN)
+    sent = engine.requests[-1].json()
+    assert sent["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert (sent["temperature"], sent["max_tokens"]) == (0, 100)
+    for name in ("secret", "internal"):
+        assert reaches(engine, ask(front, name), OWN) and len(engine.requests[-1].json()["messages"]) == 1
+    assert front.client().get(f"{LISTED}/secret").json()["id"] == "secret"
+    assert no_model(ask(front, "other")).endswith("there is chat (see GET /v1/models)")
+    page = front.client().get("/help?format=json").json()
+    assert [entry["id"] for entry in page["models"]] == ["chat"]
+
+
+def test_a_key_is_told_of_its_own_models(gateway, engine):
+    engine.models = [*MODELS, {"id": "other"}]
+    front = gateway()
+    key = front.add_key("ann")
+    assert front.keys("limit", "ann", "--models", "oth*").returncode == 0
+    answer = front.client(key).post(CHAT, {"messages": [{"role": "user", "content": "Hi"}], "model": "none"})
+    assert no_model(answer).endswith("there is other (see GET /v1/models)")
+
+
+# ---- several engines
+
+@pytest.fixture
+def both(engine):
+    """A second engine, with an embedding model."""
+    with Engine() as second:
+        second.models, second.embeds = [{"id": "minilm", "max_model_len": 512}], True
+        yield engine, second
+        assert not second.faults, "\n".join(second.faults)
+
+
+def upstream(engines):
+    return ", ".join(one.url for one in engines)
+
+
+def embed(front, model=None, **fields):
+    return front.client().post("/v1/embeddings", {"input": "Hi", **({"model": model} if model else {}), **fields})
+
+
+def test_each_model_goes_to_its_engine(gateway, both):
+    first, second = both
+    front = gateway(upstream(both), wait="alive")
+    until(front, [model(OWN, 850000), model("minilm", 512)])
+    assert reaches(first, ask(front), OWN) and reaches(first, ask(front, OWN), OWN)
+    assert embed(front, "minilm").json()["model"] == "minilm" and second.requests[-1].json()["model"] == "minilm"
+    assert embed(front).status == 200 and len(first.requests) == len(second.requests) == 2
+    for name, path, fields, fit in ((OWN, "/v1/embeddings", {"input": "a"}, "use minilm"),
+                                    ("minilm", CHAT, {"messages": [{"role": "user", "content": "a"}]}, f"use {OWN}"),
+                                    ("minilm", "/v1/completions", {"prompt": "a"}, f"use {OWN}")):
+        answer = front.client().post(path, {"model": name, **fields})
+        error = answer.json()["error"]
+        assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", "model") and fit in error["message"]
+    row = rows(front.db, "model = 'minilm' AND status = 200")[0]
+    assert (row["engine"], row["route"]) == (second.url, "POST /v1/embeddings")
+
+
+def test_one_of_two_engines_is_off(gateway, both):
+    first, second = both
+    front = gateway(upstream(both), wait="alive")
+    until(front, [OWN, "minilm"])
+    second.stop()
+    until(front, [OWN])
+    assert ask(front).status == 200 and embed(front, "minilm").status == 503
+    second.start()
+    until(front, [OWN, "minilm"])
+    first.stop()
+    until(front, ["minilm"])
+    assert ask(front).status == ask(front, OWN).status == 503 and embed(front, "minilm").status == 200
+    assert ask(front, "minilm").status == 400       # the default stays the first one's
+
+
+def test_the_first_engine_was_never_there(gateway, both):
+    first, second = both
+    second.embeds = False
+    first.stop()
+    front = gateway(upstream(both), wait="alive")
+    until(front, ["minilm"])
+    assert ask(front).status == 503 and ask(front, "minilm").status == 200
+    first.start()
+    until(front, [OWN, "minilm"])
+    assert reaches(first, ask(front), OWN)
+
+
+def test_an_engine_that_does_not_answer_holds_up_no_other(gateway, both):
+    first, second = both
+    for path in ("/health", LISTED):
+        second.on(path, [Hang()])
+    front = gateway(upstream(both), wait="alive")
+    until(front, [OWN], 2)
+    begun = time.monotonic()
+    assert ask(front).status == 200 and time.monotonic() - begun < 1
+    assert embed(front, "minilm").status == 404     # unknown until it answers
+    first.stop()
+    until(front, [], 2)
+
+
+def test_the_same_model_on_two_engines(gateway, both):
+    """The first that is up has it."""
+    first, second = both
+    second.models, second.embeds = first.models, False
+    front = gateway(upstream(both), wait="alive")
+    until(front, [OWN])
+    assert reaches(first, ask(front), OWN)
+    first.stop()
+    end = time.monotonic() + 5
+    while ask(front).status != 200:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert reaches(second, ask(front), OWN)
+
+
+def test_the_public_name_is_the_first_engines(gateway, both):
+    front = gateway(upstream(both), wait="alive", model="glm")
+    until(front, ["glm", "minilm"])
+    assert reaches(both[0], ask(front), OWN) and reaches(both[0], ask(front, "glm"), OWN)
+
+
+def test_tables_over_two_engines(gateway, both):
+    front = gateway(upstream(both), wait="alive", config="""
+[models.vectors]
+engine = "minilm"
+kind = "embedding"
+aliases = ["text-embedding-*"]
+[models.glm]
+engine = "GLM-5.3-Flash-EXL3"
+""")
+    until(front, ["vectors", "glm"])
+    assert reaches(both[0], ask(front), OWN)        # the first one that chats
+    for name in ("vectors", "text-embedding-3-small", "minilm"):
+        assert embed(front, name).status == 200 and both[1].requests[-1].json()["model"] == "minilm"
+
+
+def test_embeddings_take_no_slot_of_a_chat(gateway, both):
+    first, second = both
+    front = gateway(upstream(both), wait="alive", max_active=1)
+    until(front, [OWN, "minilm"])
+    first.play(Hang())
+    with front.client().open() as held:
+        held.start("POST", CHAT, {"messages": [{"role": "user", "content": "Hi"}]})
+        first.wait_for(1)
+        assert embed(front, "minilm").status == 200
+        second.play(Hang())
+        with front.client().open() as other:
+            other.start("POST", "/v1/embeddings", {"model": "minilm", "input": "a"})
+            second.wait_for(2)
+            with front.client().open() as third:
+                third.start("POST", "/v1/embeddings", {"model": "minilm", "input": "a"})
+                wait_until(lambda: gauges(front)["sparks_queued"] == 1, 5)
+                assert gauges(front)["sparks_active"] == 2
+    idle(front)

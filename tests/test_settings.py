@@ -58,7 +58,8 @@ def test_example_uncommented_is_the_same_as_no_file():
     assert with_file == without
     assert vars(model) == {
         "id": "glm-5.3-flash", "engine": "GLM-5.3-Flash-EXL3", "aliases": ["glm", "claude-*", "gpt-*"], "default": True,
-        "effort": "glm", "reasoning_field": "both", "context": 850000}
+        "effort": "glm", "reasoning_field": "both", "context": 850000, "kind": "chat", "hidden": False, "system": "You are a helpful assistant.",
+        "sampling": {"temperature": 1.0, "top_p": 0.95}}
 
 
 def test_example_explains_every_setting():
@@ -82,7 +83,8 @@ def test_defaults(home):
         "upstream": ["http://127.0.0.1:8000"], "upstream_key": None, "model": None, "stand_in_for": ["claude-*", "gpt-*"], "bind": "127.0.0.1:8080",
         "db": home / "sparks.db", "base_url": None, "description": None, "operator": None, "edge_secret": None,
         "max_active": 8, "max_queued": 64, "queue_timeout": 600, "keep_days": 90, "drain": 30, "log": "logfmt", "keepalive": 15, "stall_timeout": 300, "answer_timeout": 1800, "poll": 5,
-        "reasoning_field": "both", "max_body": 100 << 20, "max_bodies": 1 << 30, "models": []}
+        "reasoning_field": "both", "max_body": 100 << 20, "max_bodies": 1 << 30, "image_urls": ["public"], "max_images": 16, "max_image": 20 << 20, "image_timeout": 10,
+        "models": []}
 
 
 def test_variables_win_over_the_file():
@@ -138,6 +140,10 @@ def test_unknown_variables_only_warn_and_a_clients_are_silent():
     ("max_body", "1.5kb", 1536),
     ("max_body", " 3 MB ", 3 << 20),
     ("max_body", "1GB", 1 << 30),
+    ("image_urls", "off", []),
+    ("image_urls", "Public, pictures.lan,10.0.0.5:9000 , [::1]:80", ["public", "pictures.lan", "10.0.0.5:9000", "[::1]:80"]),
+    ("max_images", "0", 0),
+    ("max_image", "5 MB", 5 << 20),
 ])
 def test_values(name, text, value):
     assert getattr(load(**{name: text}), name) == value
@@ -156,6 +162,7 @@ def test_database_beside_run_sh_or_absolute(home):
 
 ADDRESS = "must be an address such as http://127.0.0.1:8000"
 ACTIVE = "must be a whole number from 1 to 100000"
+HOSTS = 'must be "public", "off", or hosts such as "public, pictures.lan, 10.0.0.5:9000"'
 
 
 @pytest.mark.parametrize("name, text, message", [
@@ -191,10 +198,15 @@ ACTIVE = "must be a whole number from 1 to 100000"
     ("max_body", "-1 MB", 'must be a size such as "100 MB"'),
     ("max_body", "1 TB", 'must be a size such as "100 MB"'),
     ("max_bodies", "plenty", 'must be a size such as "100 MB"'),
+    ("image_urls", ",", HOSTS), ("image_urls", "http://pictures.lan", HOSTS), ("image_urls", "a b", HOSTS),
+    ("image_urls", "*", HOSTS), ("image_urls", "a:port", HOSTS), ("image_urls", "off, a/b", HOSTS),
 ])
 def test_out_of_range(name, text, message):
     assert refusal(**{name: text}) == f"SPARKS_{name.upper()} {message}"
     assert refusal(f"{name} = '{text}'") == f"sparks.toml: {name} {message}"
+
+
+TABLE = "must be a table such as { temperature = 0.6 }, with " + ", ".join(settings.SAMPLING)
 
 
 @pytest.mark.parametrize("text, message", [
@@ -216,6 +228,16 @@ def test_out_of_range(name, text, message):
     ("[models.glm]\naliases = 'glm-*'", 'sparks.toml: models."glm".aliases must be a list of names'),
     ("[models.glm]\naliases = ['']", 'sparks.toml: models."glm".aliases must be a list of names'),
     ("[models.glm]\ndefault = 1", 'sparks.toml: models."glm".default must be true or false'),
+    ("[models.glm]\nhidden = 'no'", 'sparks.toml: models."glm".hidden must be true or false'),
+    ("[models.glm]\nkind = 'image'", 'sparks.toml: models."glm".kind must be one of chat, embedding'),
+    ("[models.glm]\nsystem = 5", 'sparks.toml: models."glm".system must be a text'),
+    ("[models.glm]\nsampling = 5", f'sparks.toml: models."glm".sampling {TABLE}'),
+    ("[models.glm]\nsampling = { temp = 5 }", f'sparks.toml: models."glm".sampling {TABLE}'),
+    ("[models.glm]\nsampling = { top_p = 2 }", 'sparks.toml: models."glm".sampling top_p must be a number from 0 to 1'),
+    ("[models.glm]\nsampling = { top_p = '1' }", 'sparks.toml: models."glm".sampling top_p must be a number from 0 to 1'),
+    ("[models.glm]\nsampling = { max_tokens = 0 }",
+     f'sparks.toml: models."glm".sampling max_tokens must be a whole number from 1 to {1 << 40}'),
+    ("image_urls = [1]", f"sparks.toml: image_urls {HOSTS}"),
     ("[models.a]\ndefault = true\n[models.b]\ndefault = true", "sparks.toml: only one model can be the default"),
 ])
 def test_wrong_files(text, message):

@@ -50,7 +50,7 @@ def create_app(desk, *rest):
 def state(desk):
     gc.collect()
     return {"greenlets": sum(isinstance(o, Greenlet) and not o.dead for o in gc.get_objects()), "live": len(desk.live),
-            "held": desk.bodies.held, "idle": len(desk.fleet.engine.pool.idle), "most": getattr(desk.gate, "most", 0)}
+            "held": desk.bodies.held, "idle": len(desk.fleet.engines[0].pool.idle), "most": getattr(desk.gate, "most", 0)}
 
 def counted(gate, ticket):
     activated = activate(gate, ticket)

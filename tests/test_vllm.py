@@ -132,6 +132,76 @@ def test_json_n_logprobs_stop_and_seed(front):
         == "The test password"
 
 
+def test_sampling_under_either_name_and_json_without_a_name(front):
+    schema = {"type": "object", "properties": {"city": {"type": "string"}, "temp": {"type": "integer"}},
+              "required": ["city", "temp"]}
+    client = front.client(timeout=60)
+    body = client.post(PATH, ask("say @json", max_completion_tokens=200, max_tokens=1, repeat_penalty=1.0, top_k=50, min_p=0.01,
+                                 prompt_cache_key="alice", response_format={
+                                     "type": "json_schema", "json_schema": {"schema": schema}})).json()
+    assert json.loads(body["choices"][0]["message"]["content"])["city"] == "Paris"
+    assert client.post(PATH, ask("say @json", response_format={"type": "json_schema"}, max_tokens=200)).status == 200
+
+
+# ---- text completions
+
+TEXTS = "/v1/completions"
+
+
+def complete(front, **fields):
+    return front.client(timeout=60).post(TEXTS, {"model": "glm-tiny", "temperature": 0, **fields})
+
+
+@pytest.mark.parametrize("prompt, count", [("hello", 1), (["hello"], 1), (["hello", "good day"], 2), ([104, 105], 1),
+                                           ([[104, 105], [104], [105, 106]], 3)], ids=str)
+def test_prompts(front, prompt, count):
+    """Several of them, and tokens; plain and streamed they come to the same."""
+    body = complete(front, prompt=prompt, max_tokens=5).json()
+    assert [choice["index"] for choice in body["choices"]] == list(range(count)) and body["object"] == "text_completion"
+    assert body["usage"]["completion_tokens"] and body["usage"]["prompt_tokens"]
+    events = [event for event in complete(front, prompt=prompt, max_tokens=5, stream=True).events() if event.comment is None]
+    assert events[-1].data == "[DONE]"
+    texts = dict.fromkeys(range(count), "")
+    for event in events[:-1]:
+        for choice in event.json()["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == {choice["index"]: choice["text"] for choice in body["choices"]}
+
+
+def test_echo_logprobs_and_n(front):
+    choice, = complete(front, prompt="hello", max_tokens=2, echo=True, logprobs=1).json()["choices"]
+    assert choice["text"].startswith("hello")
+    assert len(choice["logprobs"]["tokens"]) == len(choice["logprobs"]["token_logprobs"]) > 5
+    assert len(complete(front, prompt=["a", "b"], n=2, temperature=1).json()["choices"]) == 4
+    assert complete(front, prompt="hello").json()["usage"]["completion_tokens"] <= 16
+    assert complete(front, prompt="hello", max_tokens=0, echo=True, logprobs=1).json()["choices"][0]["text"] == "hello"
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_refusals_of_completions(front, streams):
+    for fields, code, param in (({"prompt": "x" * 40_000}, "context_length_exceeded", "prompt"),
+                                ({"prompt": "a", "suffix": "b"}, "invalid_request", "suffix")):
+        answer = complete(front, **fields, stream=streams)
+        error = answer.json()["error"]
+        assert (answer.status, error["code"]) == (400, code) and error["param"] == param
+
+
+def test_a_chat_model_embeds_nothing(front):
+    answer = front.client().post("/v1/embeddings", {"model": "glm-tiny", "input": "a"})
+    assert answer.status == 400 and "glm-tiny is a chat model" in answer.json()["error"]["message"]
+
+
+def test_client_leaves_a_completion(front, vllm):
+    connection = front.client(timeout=60).open()
+    connection.start("POST", TEXTS, {"prompt": "<|mode_long|><|assistant|>", "max_tokens": 20_000, "stream": True,
+                                     "ignore_eos": True})
+    events = (event for event in connection.answer().events() if event.comment is None)
+    for _ in range(5):
+        next(events)
+    connection.close()
+    idle_within(vllm, 3)
+
+
 # ---- the client leaves: the engine's own gauges tell
 
 @pytest.mark.parametrize("streams", [True, False])
