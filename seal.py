@@ -5,9 +5,7 @@ A seal shows nothing of its text, and one that was changed, or made elsewhere, d
 import base64
 import binascii
 import os
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from functools import cached_property
 
 from database import database
 
@@ -19,7 +17,12 @@ class Seal:
     """Closes and opens texts with one key, 32 bytes."""
 
     def __init__(self, key):
-        self.box = AESGCM(key)
+        self.key = key
+
+    @cached_property
+    def box(self):
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM      # some MB, where somebody keeps reasoning
+        return AESGCM(self.key)
 
     def close(self, text):
         """The text sealed, as printable ASCII."""
@@ -29,6 +32,7 @@ class Seal:
 
     def open(self, sealed):
         """The text of what `close` gave, or None for anything else."""
+        from cryptography.exceptions import InvalidTag
         try:
             data = base64.b64decode(sealed, b"-_", validate=True)
             return self.box.decrypt(data[:NONCE], data[NONCE:], KIND).decode()
