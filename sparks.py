@@ -37,9 +37,10 @@ def main(arguments=None):
 def try_database(path):
     """Open the database and bring it up to date, in a process that ends with that: the master, which lives on beside the
     worker, needs none of what it loads."""
-    pid = os.fork()
+    fork, waitpid = monkey.get_original("os", ("fork", "waitpid"))      # gevent's would wait by an event loop of their own
+    pid = fork()
     if pid:
-        if os.waitpid(pid, 0)[1]:
+        if waitpid(pid, 0)[1]:
             sys.exit(1)
         return
     status = 1
