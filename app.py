@@ -4,6 +4,7 @@ Requests for a completion are answered ahead of Flask, which would double what t
 """
 import hmac
 import ipaddress
+import secrets
 from http import HTTPStatus
 from itertools import chain
 from time import time
@@ -15,7 +16,8 @@ from werkzeug.wsgi import ClosingIterator
 
 import call as calls
 import ledger
-from dialects import chat, completions, embeddings, openai_refusal
+from dialects import chat, completions, embeddings, messages, messages_count, openai_refusal
+from dialects.responses import Responses
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound
 from routes import ROUTES
 from stream import dumps
@@ -24,6 +26,9 @@ DIALECTS = {                                        # the routes that ask a mode
     "/v1/chat/completions": chat,
     "/v1/completions": completions,
     "/v1/embeddings": embeddings,
+    "/v1/messages": messages,
+    "/v1/messages/count_tokens": messages_count,
+    "/v1/responses": Responses(time, lambda: secrets.token_hex(24)),
 }
 PIECE = 1 << 16                                     # bytes of a plain answer in one write
 JSON = ("Content-Type", "application/json")
@@ -80,10 +85,12 @@ def serve(call, dialect):
     body = call.body.read(call.key.id)
     call.attend()
     ask = dialect.read(body, call.desk.fleet.view(call.key))
-    ask.body = call.body.restore(ask.body)
+    ask.body, ask.count = call.body.restore(ask.body), ask.count and call.body.restore(ask.count)
+    if ask.echo:
+        ask.echo[:] = [b"".join(call.body.restore(ask.echo))]
     del body
     if ask.stream is None:
-        body = calls.plain(call, ask, dialect.write)
+        body = calls.plain(call, ask, dialect.write) if ask.path else dialect.write(calls.count(call, ask), ask)[0]
         return [JSON, ("Content-Length", str(len(body)))], pieces(body)
     events = calls.relay(call, ask)
     first = next(events)                            # a Refusal here is still an HTTP status
@@ -114,7 +121,7 @@ def key_of(environ, keyring):
 
 def stamp(call):
     """The headers that every response gets, as pairs."""
-    headers = [("x-request-id", call.id)]
+    headers = [("x-request-id", call.id), ("request-id", call.id)]      # OpenAI's name for it, and Anthropic's
     if call.key:
         headers += call.desk.gate.standing(call.key.id, call.key.limits, calls.now()).items()
         if call.queued_ms is not None:
@@ -173,12 +180,35 @@ def json_response(value, status=200, headers=None):
 
 
 def model_object(model):
-    context = dict.fromkeys(("max_model_len", "context_length", "context_window"), model.context) if model.context else {}
-    return {"id": model.id, "object": "model", "created": 0, "owned_by": "sparks-gateway", **context}
+    """A model as OpenAI's clients know it, Anthropic's, and those that look for its context."""
+    names = ("max_model_len", "context_length", "context_window", "max_input_tokens")
+    return {"id": model.id, "object": "model", "created": 0, "owned_by": "sparks-gateway", "type": "model",
+            "display_name": model.id, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active",
+            **(dict.fromkeys(names, model.context) if model.context else {})}
 
 
 def list_models(desk):
-    return json_response({"object": "list", "data": [model_object(model) for model in view_of(desk).listed()]})
+    models, more = page_of(view_of(desk).listed(), request.args)
+    found = [model_object(model) for model in models]
+    return json_response({"object": "list", "data": found, "has_more": more,
+                          "first_id": found[0]["id"] if found else None, "last_id": found[-1]["id"] if found else None})
+
+
+def page_of(models, args):
+    """(the models that a client pages to, whether there are more in that direction). Anthropic's `limit`, `after_id` and
+    `before_id`; without them all. Raises InvalidRequest."""
+    given = args.get("limit", "1000")
+    if not given.isascii() or not given.isdigit() or not 1 <= int(given[:9]) <= 1000:
+        raise InvalidRequest("limit must be a whole number from 1 to 1000", "limit")
+    limit, ids = int(given), [model.id for model in models]
+    for name in ("after_id", "before_id"):
+        if name in args and args[name] not in ids:
+            raise InvalidRequest(f"{name} names no model of this list", name)
+    if "before_id" in args:
+        models = models[:ids.index(args["before_id"])]
+        return models[-limit:], len(models) > limit
+    models = models[ids.index(args["after_id"]) + 1:] if "after_id" in args else models
+    return models[:limit], len(models) > limit
 
 
 def one_model(desk, name):
@@ -239,7 +269,12 @@ def refused(error):
     if isinstance(error, HTTPException):
         error = from_werkzeug(error)
     refusal = request.environ["sparks.refusal"] = calls.ours(error)
-    return Response(openai_refusal(refusal), refusal.status, {**allowed, **refusal.headers}, mimetype="application/json")
+    body = messages.refusal(refusal) if speaks_anthropic(request) else openai_refusal(refusal)
+    return Response(body, refusal.status, {**allowed, **refusal.headers}, mimetype="application/json")
+
+
+def speaks_anthropic(request):
+    return request.path.startswith("/v1/messages") or "anthropic-version" in request.headers
 
 
 def from_werkzeug(error):

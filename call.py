@@ -10,7 +10,7 @@ from fcntl import ioctl
 from termios import FIONREAD
 from time import monotonic, time
 
-from gevent import get_hub, getcurrent, sleep, socket
+from gevent import get_hub, getcurrent, sleep, socket, spawn
 from gevent.event import Event
 
 import images
@@ -28,6 +28,7 @@ MAX_ANSWER = 256 << 20                              # bytes of a plain answer
 LOOK = 0.25                                         # seconds between two looks at a socket that has bytes waiting
 STARTED = time() - monotonic()                      # the epoch by a clock that is never set back
 ESTABLISHED = 1                                     # in TCP_INFO
+COUNT_WAIT = 0.5                                    # seconds for which the first event waits for the count of the prompt
 LEFT = 499                                          # the status in the ledger of a request whose client went away
 
 
@@ -70,7 +71,7 @@ class Call:
         self.chunked = environ["SERVER_PROTOCOL"] != "HTTP/1.0"     # as gunicorn frames it
         self.body = Body(environ, desk.bodies, desk.settings.max_body)
         self.greenlet, self.open = getcurrent(), True
-        self.key = self.ask = self.ticket = self.answer = self.watcher = self.usage = None
+        self.key = self.ask = self.ticket = self.answer = self.watcher = self.usage = self.counting = None
         self.begun, self.started, self.route = monotonic(), time(), ""
         self.entered = self.granted = self.first = None     # monotonic moments of its way
         desk.live.add(self)
@@ -116,9 +117,9 @@ class Call:
 
     def fill(self, ask):
         """Fetch the images that the request names by their addresses, unless it would be turned away. Raises Refusal."""
-        if ask.images:
+        if ask.addresses:
             self.desk.gate.check(self.key.id, ask.model.lane, self.key.limits, now())
-            found = images.fetch_all(ask.images, self.desk.settings, self.hold)
+            found = images.fetch_all(ask.addresses, self.desk.settings, self.hold)
             ask.body = [found[part] if isinstance(part, str) else part for part in ask.body]
 
     def hold(self, size):
@@ -129,6 +130,8 @@ class Call:
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
         self.ask, self.entered = ask, monotonic()
+        if ask.count:                               # beside the queue and the prefill
+            self.counting = spawn(self.desk.fleet.count, ask)
         self.ticket, granted = self.desk.gate.enter(self.key.id, ask.model.lane, self.key.limits, now())
         self.ticket.granted = Event()
         wake(granted)
@@ -153,6 +156,14 @@ class Call:
             self.body.release()
         return self.answer
 
+    def prompt_tokens(self):
+        """How many tokens the prompt has, as counted by now or soon, else estimated."""
+        self.counting.join(COUNT_WAIT)
+        tokens = self.counting.value if self.counting.successful() else self.desk.fleet.estimate(self.ask)
+        self.counting.kill(block=False)
+        self.ask.count = None
+        return tokens
+
     # -- the end
 
     def settle(self, status, error=None, whole=False):
@@ -165,6 +176,8 @@ class Call:
         self.body.release()
         self.unwatch()
         self.sock.settimeout(self.desk.settings.stall_timeout)      # for each write that is still to come
+        if self.counting:
+            self.counting.kill(block=False)
         if self.answer:
             self.answer.close(whole)
         row = self.row(status, error)
@@ -230,7 +243,7 @@ def relay(call, ask):
             yield stream.alive(f"queued {call.desk.gate.place(call.ticket)}")
         since = monotonic()
         answer = call.send()
-        while (events := first_events(answer, stream, settings, since)) is None:
+        while (events := first_events(call, since)) is None:
             begun = True
             yield stream.alive()
         begun, call.first = True, monotonic()
@@ -246,8 +259,9 @@ def relay(call, ask):
     yield last
 
 
-def first_events(answer, stream, settings, since):
+def first_events(call, since):
     """The first events for the client, or None after a silence that is worth a comment. Raises Refusal."""
+    answer, stream, settings = call.answer, call.ask.stream, call.desk.settings
     deadline = since + settings.answer_timeout
     pause = min(monotonic() + settings.keepalive, deadline)
     while (left := pause - monotonic()) > 0:
@@ -256,6 +270,8 @@ def first_events(answer, stream, settings, since):
             break
         if answer.streams is None:                  # its first bytes tell
             answer.streams = answer.status == 200 and is_stream(answer, data)
+        if call.counting is not None and stream.prompt_tokens is None:     # one that has ended is false
+            stream.prompt_tokens = call.prompt_tokens()
         if not answer.streams:
             return unstreamed(answer, stream, data, settings, since)
         events = stream.feed(data)
@@ -273,8 +289,8 @@ def unstreamed(answer, stream, data, settings, since):
     """A whole answer, or an error, to a request that asked for a stream."""
     rest = b"" if answer.ended else collect(answer, settings, since)
     events = stream.whole(checked(answer, data + rest))
-    if stream.fault:
-        raise stream.fault
+    if stream.fault or not events:
+        stream.end()                                # raises: it is none, which is still an HTTP status
     return events
 
 
@@ -293,6 +309,14 @@ def plain(call, ask, write):
         raise ours(error) from None
     call.settle(200, whole=True)
     return data
+
+
+def count(call, ask):
+    """How many tokens a prompt has: asked without a slot, beside everything else."""
+    call.ask = ask
+    tokens = call.desk.fleet.count(ask)
+    call.settle(200)
+    return tokens
 
 
 def collect(answer, settings, since):

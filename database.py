@@ -99,7 +99,12 @@ def first_ledger():
              PRIMARY KEY (day, key_id, model)) WITHOUT ROWID"""
 
 
-MIGRATIONS = [first_keys, limits, first_ledger]
+def first_seal():
+    yield "CREATE TABLE secret (name TEXT PRIMARY KEY, value BLOB NOT NULL)"
+    yield f"INSERT INTO secret (name, value) VALUES ('seal', X'{os.urandom(32).hex()}')"
+
+
+MIGRATIONS = [first_keys, limits, first_ledger, first_seal]
 
 
 def migrate():

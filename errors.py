@@ -27,7 +27,7 @@ class Refusal(Exception):
     """
 
     status, code = 400, "invalid_request"
-    final = False                                   # trying again cannot help, and some SDKs would, a minute long
+    final = False                                   # trying again cannot help, whatever the status says
 
     def __init__(self, message, param=None, *, status=None, code=None, retry_after=None):
         super().__init__(message)
@@ -48,9 +48,14 @@ class Refusal(Exception):
         headers = {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(self.retry_after)
-        if self.final:
+        if self.permanent:
             headers["x-should-retry"] = "false"
         return headers
+
+    @property
+    def permanent(self):
+        """Whether the same request would be refused again: some clients try all the same, for a minute, unless told."""
+        return self.final or 400 <= self.status < 500 and self.status not in (408, 429)
 
 
 class InvalidRequest(Refusal): "The request is at fault; `param` names the field."

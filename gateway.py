@@ -14,10 +14,11 @@ import log as log_module
 import server
 import settings as settings_module
 from admission import Gate
-from app import create_app
+from app import DIALECTS, create_app
 from database import open_database
 from errors import SettingsError
 from metrics import Metrics
+from seal import own_seal
 from upstream import Fleet
 
 log = logging.getLogger("sparks")
@@ -41,6 +42,7 @@ def start(worker, settings, is_local):
     gevent.spawn(announce, settings, fleet, is_local, first_key)
     worker.on_end, worker.on_quit = lambda: desk.drain(settings.drain), desk.abandon
     worker.on_reload = lambda: reload(desk, (lambda new: local.adopt(new, settings.upstream)) if is_local else lambda new: None)
+    DIALECTS["/v1/responses"].seal = own_seal()
     app = create_app(desk, keys.Keyring(), metrics)
     gc.collect()
     gc.freeze()                                     # what is loaded stays: the collector need not walk through it

@@ -25,16 +25,13 @@ ROUTES = [
     Route("POST", "/v1/chat/completions", "Chat, streaming, tools, images"),
     Route("POST", "/v1/completions", "Text completions of a prompt, streaming"),
     Route("POST", "/v1/embeddings", "Vectors for texts, where an embedding model is loaded"),
+    Route("POST", "/v1/messages", "Anthropic's Messages: chat, streaming, tools, images, thinking"),
+    Route("POST", "/v1/messages/count_tokens", "How many tokens such a request has; no model runs, no limit counts it"),
+    Route("POST", "/v1/responses", "OpenAI's Responses, for Codex and the Agents SDK; nothing is stored"),
     Route("GET", "/v1/usage", "What your own key has used, and its limits"),
     Route("GET", "/metrics", "For Prometheus; from this machine, or with an admin's key"),
     Route("GET", "/help", "This document (no key needed)"),
     Route("GET", "/llms.txt", "This document (no key needed)"),
     Route("GET", "/healthz", 'Liveness only: `{"ok": true}` (no key needed)'),
 ]
-PATHS = {route.path for route in ROUTES}
-APIS = {"/v1/messages": "Anthropic Messages", "/v1/responses": "OpenAI Responses"}      # what some harnesses insist on
-MISSING_APIS = [name for path, name in APIS.items() if path not in PATHS]
-WANTED = {"/v1/completions": "`/completions`", "/v1/embeddings": "`/embeddings`", "/v1/responses": "`/responses`",
-          "/v1/messages": "Anthropic `/messages`"}
-NOT_SUPPORTED = [*(name for path, name in WANTED.items() if path not in PATHS),         # Markdown
-                 "audio", "image generation", "files", "batches", "fine-tuning", "moderation"]
+NOT_SUPPORTED = ["audio", "image generation", "files", "batches", "fine-tuning", "moderation"]

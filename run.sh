@@ -16,6 +16,7 @@ Sparks, the front door of a model served by vLLM.
   ./run.sh reload          let the running gateway read sparks.toml again; no stream is dropped
   ./run.sh test [...]      run the tests; arguments go to pytest
   ./run.sh test --vllm     run the tests against real vLLM on the CPU (installs it: some minutes, 2.5 GB)
+  ./run.sh test --clients  run other makers' client programs against the gateway (installs them: 400 MB a program)
   ./run.sh test --soak     run the long storm of requests: thousands, aborted at random
   ./run.sh test --wheels   check that every pinned package has a wheel for x86-64 and aarch64, Python 3.11 to 3.13
   ./run.sh bench [...]     measure what the gateway costs, beside nginx; bench/README.md says how to read it
@@ -126,7 +127,9 @@ test_with() {
   case ${1-} in
     --wheels) exec "$python" tests/wheels.py ;;
     --soak) SPARKS_SOAK=1 exec "$python" -m pytest tests/test_storm.py "${@:2}" ;;
+    --clients) prepare clients; exec "$python" -m pytest -m clients --run-clients "${@:2}" ;;
     --vllm) exec "$python" -m pytest -m vllm tests/test_vllm.py --run-vllm "${@:2}" ;;
+    --clients) exec "$python" -m pytest -m clients --run-clients "${@:2}" ;;
     *) exec "$python" -m pytest "$@" ;;
   esac
 }

@@ -120,6 +120,28 @@ def secret(value):
     return value.strip()
 
 
+def matches(name, pattern):
+    """Whether a name fits a pattern, in which only * is special; ignoring case."""
+    parts = map(re.escape, pattern.lower().split("*"))
+    return re.fullmatch(".*".join(parts), name.lower(), re.S) is not None
+
+
+def aliases(value):
+    if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
+        raise ValueError("must be a list of names")
+    return value
+
+
+def names(value):
+    return aliases([name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value)
+
+
+def flag(value):
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
 # ---- the table
 
 @dataclass(frozen=True)
@@ -138,6 +160,7 @@ SETTINGS = [
     Setting("upstream", "http://127.0.0.1:8000", urls),
     Setting("upstream_key", None, secret),
     Setting("model", None, text),
+    Setting("stand_in_for", ["claude-*", "gpt-*"], names),
     Setting("bind", "127.0.0.1:8080", bind),
     Setting("db", "sqlite:///sparks.db", database),
     Setting("base_url", None, url),
@@ -182,24 +205,6 @@ class ModelEntry:
     hidden: bool = False                            # in no list, though it answers to its names
     system: str | None = None                       # the system prompt of requests that have none
     sampling: dict = field(default_factory=dict)    # fields of SAMPLING that a request leaves out
-
-
-def matches(name, pattern):
-    """Whether a name fits a pattern, in which only * is special; ignoring case."""
-    parts = map(re.escape, pattern.lower().split("*"))
-    return re.fullmatch(".*".join(parts), name.lower(), re.S) is not None
-
-
-def aliases(value):
-    if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
-        raise ValueError("must be a list of names")
-    return value
-
-
-def flag(value):
-    if not isinstance(value, bool):
-        raise ValueError("must be true or false")
-    return value
 
 
 SAMPLING = {

@@ -3,7 +3,10 @@
 What is left, the skeleton, is small enough to be parsed and written at once; an image or a long prompt is never parsed,
 copied or escaped again. In a skeleton a long string is its first characters and a mark:
 
-    {"url":"data:image/png;base64,iVBORw0KGgo…"}   ->   {"url":"data:image/png;base64,iVBORw0KG\\ue000<mark>:0\\ue000"}
+    {"url":"data:image/png;base64,iVBORw0KGgo…"}   ->   {"url":"data:image/png;base64,iVBORw0KG\\u0001<mark>:0\\u0001"}
+
+The marks stand between characters that JSON must escape, so that they tell how often they were escaped on their way: an
+object that became a string, as tool arguments do, gets its long strings back escaped once more.
 """
 import codecs
 import re
@@ -16,10 +19,10 @@ LONG = 1 << 14                                      # bytes from which a string 
 HEAD = 32                                           # bytes of it that stay, so that a data URL can be told from an address
 MOST = 32 << 20                                     # bytes of a skeleton: no context is as long
 MOST_VALUES = 1_000_000                             # objects and lists in it: each costs time and a hundred bytes
-STAYS = re.compile(rb'"arguments"\s*:\s*$')         # before a string that is looked into: tool arguments
+STAYS = re.compile(rb'"(?:arguments|encrypted_content)"\s*:\s*$')     # before a string that is looked into
 CLOSE = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.S)  # the rest of a string, its closing quote included
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")        # one half of a character: its other half must follow
-FENCE = "\ue000".encode()                           # a character for private use
+FENCE = b"\\u0001"                                  # a control character, which stays an escape in any JSON
 
 
 class Skeleton:
@@ -97,13 +100,21 @@ class Skeleton:
 
     def restore(self, text):
         """A text made from the skeleton, with the long strings in their places: a list of bytes-like pieces."""
-        mark = re.compile(re.escape(FENCE + self.mark) + rb":(\d+)" + re.escape(FENCE))
+        mark = re.compile(rb"(?<!\\)(\\++)u0001" + self.mark + rb":(\d+)\\++u0001")
         view, out, at = memoryview(self.whole), [], 0
         for found in mark.finditer(text):
-            begin, end = self.cuts[int(found[1])]
-            out += [memoryview(text)[at:found.start()], view[begin:end]]
+            begin, end = self.cuts[int(found[2])]
+            out += [memoryview(text)[at:found.start()], escaped(view[begin:end], len(found[1]))]
             at = found.end()
         return [*out, memoryview(text)[at:]]
+
+
+def escaped(string, backslashes):
+    """The inside of a JSON string inside further ones: each has doubled the backslashes of those within it."""
+    while backslashes > 1:
+        string = bytes(string).replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+        backslashes //= 2
+    return string
 
 
 def is_text(string):

@@ -302,7 +302,10 @@ class ChatStream:
         for event in events.feed(data):
             if self.over:
                 break
-            out.append(self.like_the_last(event) or self.quick(event) or self.look(event))
+            said = self.like_the_last(event)
+            if said is None:
+                said = self.quick(event)
+            out.append(self.look(event) if said is None else said)      # b"" is an answer too
         if len(self.events.rest) > MAX_EVENT:
             self.break_off(UpstreamError("the engine sent an event that does not end"))
         return b"".join(out)

@@ -1,21 +1,29 @@
 """Models and engines: what is loaded, which engine answers, send, count."""
 import logging
 import posixpath
+import re
 from dataclasses import dataclass, field, replace
 
 import gevent
 import requests
 from gevent import Timeout
 from gevent.event import Event
+from gevent.lock import BoundedSemaphore
 
 from errors import ModelNotAllowed, ModelNotFound, ModelUnavailable, RETRY_AFTER
 from http1 import Off, Pool
 from settings import matches
+from stream import dumps, loads
 
 log = logging.getLogger("sparks")
 LOOK_TIMEOUT = 10                                   # seconds for a look at the engine
 MISSES = 2                                          # looks that may time out before a busy engine counts as off
 FIRST_LOOK = 2                                      # seconds that a request waits for the very first look
+BUDGET_FIELDS = {"vllm": "thinking_token_budget", "llamacpp": "thinking_budget_tokens"}     # by the `owned_by` of a model
+COUNT_TIMEOUT = 10                                  # seconds for the count of a prompt's tokens
+COUNTS = 8                                          # prompts that one engine is asked to count at once
+MAX_COUNT = 64 << 20                                # bytes of the answer: vLLM lists the tokens too
+BYTES_A_TOKEN, IMAGE_TOKENS = 4, 1500               # where no engine counts; images are never counted by one
 
 
 @dataclass
@@ -30,6 +38,7 @@ class Model:
     hidden           it answers to its names, and stands in no list
     system           the system prompt for requests that have none;  sampling  {field: value} where the client is silent
     loaded           whether its engine serves it right now
+    budget_field     the engine's own field for how many tokens a model may think, if it has one
     """
     id: str
     engine_id: str | None = None
@@ -46,6 +55,7 @@ class Model:
     context: int | None = None
     loaded: bool = False
     engine: "Engine | None" = None
+    budget_field: str | None = None
 
     def answers_to(self, name):
         """Whether `name` means this model: its id, an alias, the engine's id or its file's name, ignoring case."""
@@ -72,6 +82,7 @@ class Engine:
         self.http = requests.Session()
         self.http.trust_env = False                 # no proxy, and no ~/.netrc in place of our key
         self.served, self.listed, self.kind = None, [], "chat"
+        self.counting, self.counts = None, BoundedSemaphore(COUNTS)      # the way of WAYS that worked, and its turns
         self.misses, self.hurry = 0, Event()
 
     def look(self):
@@ -103,6 +114,15 @@ class Engine:
         except requests.RequestException:
             return self.kind
         return "embedding" if embeds else "chat"
+
+    def post(self, path, body):
+        """The body of the answer to a POST, or nothing where it is no 200."""
+        answer = self.pool.post(path, body, self.headers)
+        try:
+            data = answer.all(COUNT_TIMEOUT, MAX_COUNT)
+            return data if answer.status == 200 else b""
+        finally:
+            answer.close(answer.ended)
 
     def get(self, path):
         return self.http.get(self.url + path, headers=self.headers, timeout=LOOK_TIMEOUT, allow_redirects=False)
@@ -155,7 +175,13 @@ class Fleet:
         if name is None:
             return next((model for model in self.known if model.default), None)
         return next((model for model in self.known if model.id == name), None) \
-            or next((model for model in self.known if model.answers_to(name)), None)
+            or next((model for model in self.known if model.answers_to(name)), None) \
+            or self.stand_in(name)
+
+    def stand_in(self, name):
+        """The default model for a name that clients of other makers' models use, if it is one."""
+        if any(matches(name, pattern) for pattern in self.settings.stand_in_for):
+            return next((model for model in self.known if model.default), None)
 
     def view(self, key):
         """The fleet as a key may see it."""
@@ -242,7 +268,7 @@ class Fleet:
         others = [one["id"] for one in names[1:]] + [base for base in [posixpath.basename(root_of(first))] if base]
         return Model(public, first["id"], f"{engine.url} {root_of(first)}", others=[name for name in others if name != public],
                      kind=engine.kind, context=context_of(first), loaded=bool(engine.served), engine=engine,
-                     reasoning_field=self.settings.reasoning_field)
+                     reasoning_field=self.settings.reasoning_field, budget_field=BUDGET_FIELDS.get(str(first.get("owned_by"))))
 
     # -- work
 
@@ -255,6 +281,54 @@ class Fleet:
             engine.hurry.set()
             error.retry_after = RETRY_AFTER
             raise
+
+
+    def count(self, ask):
+        """How many tokens the prompt of an Ask has, by the engine's own tokenizer and template, or else by an estimate."""
+        engine, images = ask.model.engine, ask.images * IMAGE_TOKENS
+        try:
+            with Timeout(COUNT_TIMEOUT), engine.counts:
+                for way in sorted(WAYS, key=lambda way: way is not engine.counting):
+                    if (tokens := way(engine, ask.count) or 0) > 0:
+                        engine.counting = way
+                        return tokens + images
+        except Timeout:
+            pass
+        except Exception as error:                  # whatever an engine says: a count stops nothing
+            log.warning("the engine did not count a prompt: %s", type(error).__name__)
+        return self.estimate(ask)
+
+    @staticmethod
+    def estimate(ask):
+        return sum(map(len, ask.count or ())) // BYTES_A_TOKEN + 1 + ask.images * IMAGE_TOKENS
+
+
+def count_like_vllm(engine, prompt):
+    """vLLM's /tokenize takes a chat, and says the count first and then every token."""
+    answer = engine.post("/tokenize", prompt)
+    found = re.match(rb'\{"count":(\d+)', answer)
+    return int(found[1]) if found else field_of(answer, "count", int)
+
+
+def count_like_llama(engine, prompt):
+    """llama.cpp's /apply-template makes the prompt, and its /tokenize the tokens."""
+    made = field_of(engine.post("/apply-template", prompt), "prompt", str)
+    if made is None:
+        return None
+    said = engine.post("/tokenize", [dumps({"content": made, "add_special": True, "parse_special": True})])
+    tokens = field_of(said, "tokens", list)
+    return len(tokens or ())
+
+
+WAYS = (count_like_vllm, count_like_llama)
+
+
+def field_of(answer, name, kind):
+    try:
+        value = loads(answer).get(name)
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    return value if isinstance(value, kind) else None
 
 
 class View:

@@ -28,20 +28,27 @@ KINDS = {"chat": "a chat model", "embedding": "an embedding model"}
 class Ask:
     """A request as its engine gets it.
 
-    path, body      where it goes, and the JSON body as a list of bytes; a str among them is an address: the image that is
-                    there goes in, as a data URL
+    path, body      where it goes, and the JSON body as a list of bytes; no path: it is only counted. A str in the body is an
+                    address: the image that is there goes in, as a data URL
     model           upstream.Model
     stream          a stream of stream.py for the answer, or None for a plain one
     extra           what the dialect keeps for itself
+    count           the body of a question how long the prompt is, as a list of bytes; None: nobody needs to know before
+                    the engine says it
+    images          how many images were left out of `count`
+    echo            what the answer repeats of the request, as a list of bytes
     """
     path: str
     body: list
     model: Any
     stream: Any = None
     extra: dict = field(default_factory=dict)
+    count: list | None = None
+    images: int = 0
+    echo: list = field(default_factory=list)
 
     @property
-    def images(self):
+    def addresses(self):
         """The addresses of images that are still to be fetched."""
         return [part for part in self.body if isinstance(part, str)]
 
@@ -53,11 +60,7 @@ def engine_chat(payload, fleet, streaming=None, **extra):
     payload     the request in the form of chat completions, `model` a name of ours; changed in place
     streaming   makes the stream, given the names under which the client gets the reasoning; None: a plain answer
     """
-    model = model_for(fleet, payload.get("model"), "chat")
-    reasoning.translate(payload, model.effort)
-    sampling.settle(payload, model.sampling)
-    instruct(payload["messages"], model.system)
-    payload["model"] = model.engine_id
+    model = for_engine(payload, fleet)
     names = reasoning.FIELDS[model.reasoning_field]
     if streaming is None:
         return Ask(CHAT, written(payload, images_of(payload)), model, extra={"names": names, **extra})
@@ -79,6 +82,45 @@ def instruct(messages, system):
     """Put the model's own system prompt before messages that have none."""
     if system and not any(message.get("role") in ("system", "developer") for message in messages):
         messages.insert(0, {"role": "system", "content": system})
+
+
+def for_engine(payload, fleet):
+    """Put the engine's own words into a payload; its Model."""
+    model = model_for(fleet, payload.get("model"), "chat")
+    reasoning.translate(payload, model.effort)
+    sampling.settle(payload, model.sampling)
+    instruct(payload["messages"], model.system)
+    payload["model"] = model.engine_id
+    return model
+
+
+def counted(payload, fleet):
+    """The Ask of a chat completion whose prompt is only counted."""
+    return to_count(Ask(None, [], for_engine(payload, fleet)), payload)
+
+
+def to_count(ask, payload):
+    """Have the tokens of an Ask's prompt counted; `payload` is what `engine_chat` made of it. Images are left out: an
+    engine's tokenizer doesn't see them, and they would be sent twice."""
+    prompt = {name: payload[name] for name in ("model", "tools", "chat_template_kwargs") if payload.get(name)}
+    if payload.get("reasoning_effort"):                 # here vLLM knows it as a field, there inside the kwargs only
+        effort = {"reasoning_effort": payload["reasoning_effort"]}
+        prompt["chat_template_kwargs"] = {**effort, **prompt.get("chat_template_kwargs", {})}
+    prompt["messages"] = [without_images(message) for message in payload["messages"]]
+    ask.images = sum(len(parts_of(whole)) - len(parts_of(bare))
+                     for whole, bare in zip(payload["messages"], prompt["messages"]))
+    ask.count = written(prompt)
+    return ask
+
+
+def without_images(message):
+    if not any(part.get("type") == "image_url" for part in parts_of(message)):
+        return message
+    return {**message, "content": [part for part in message["content"] if part.get("type") != "image_url"]}
+
+
+def parts_of(message):
+    return message["content"] if isinstance(message.get("content"), list) else []
 
 
 def openai_refusal(error):

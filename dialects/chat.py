@@ -206,7 +206,7 @@ def add(message, delta):
 
 def add_end(end, choice):
     """Add what stands beside a delta: how the choice ended, and its logprobs."""
-    end["finish_reason"] = choice.get("finish_reason")
+    end |= {name: choice.get(name) for name in ("finish_reason", "stop_reason") if name in choice}
     given = choice.get("logprobs")
     if isinstance(given, dict) and isinstance(given.get("content"), list):
         end["logprobs"] = end["logprobs"] or {"content": []}

@@ -16,7 +16,7 @@ from werkzeug.http import parse_accept_header
 
 import errors
 import reasoning
-from routes import MISSING_APIS, NOT_SUPPORTED, ROUTES
+from routes import NOT_SUPPORTED, ROUTES
 
 NAME = "sparks-gateway"
 FORMS = {"md": "text/markdown", "html": "text/html", "json": "application/json"}
@@ -24,8 +24,9 @@ ACCEPTED = {                                        # of types that a client lik
     "text/markdown": "md", "application/json": "json", "text/html": "html", "text/plain": "md",
 }
 EXAMPLES = {                                        # a template file each, and its macros
-    "examples": ("auth", "chat", "response", "stream", "events", "tools", "image", "models"),
-    "harnesses": ("python", "javascript", "pi", "pi_command", "opencode"),
+    "examples": ("auth", "chat", "response", "stream", "events", "tools", "messages", "image", "models"),
+    "harnesses": ("python", "javascript", "pi", "pi_command", "opencode", "codex", "anthropic_python",
+                  "anthropic_javascript", "claude_code"),
 }
 NO_MODEL = "MODEL-ID"                               # stands in the examples while no model is known
 
@@ -88,6 +89,7 @@ def contents(settings, models, base_url):
     page = {
         "name": NAME,
         "base_url": base_url,
+        "anthropic_url": base_url.removesuffix("/v1"),
         "model": default.id if default else None,
         "models": [about(model) for model in models],
         "description": settings.description,
@@ -97,7 +99,6 @@ def contents(settings, models, base_url):
                    "and token counts are.",
         "endpoints": [endpoint(route, base_url) for route in ROUTES],
         "not_supported": NOT_SUPPORTED,
-        "missing_apis": MISSING_APIS,
         "images": images(settings),
         "auth": {"headers": ["Authorization: Bearer $SPARKS_API_KEY", "x-api-key: $SPARKS_API_KEY"],
                  "key_format": "sk-sparks-<random>", "operator": settings.operator},

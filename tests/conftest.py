@@ -31,18 +31,21 @@ from engine import Engine                           # noqa: E402
 
 def pytest_addoption(parser):
     parser.addoption("--run-vllm", action="store_true", help="also run what needs real vLLM, and install it")
+    parser.addoption("--run-clients", action="store_true", help="also run other makers' client programs, and install them")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "vllm: needs real vLLM; runs with --run-vllm only")
+    config.addinivalue_line("markers", "clients: drives a client program of other makers; runs with --run-clients only")
 
 
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("--run-vllm"):
-        return
-    wanted = [item for item in items if not item.get_closest_marker("vllm")]
-    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("vllm")])
-    items[:] = wanted
+    """What needs more than is here runs only where its option is given."""
+    left_out = [name for name in ("vllm", "clients") if not config.getoption(f"--run-{name}")]
+    unwanted = [item for item in items if any(item.get_closest_marker(name) for name in left_out)]
+    if unwanted:
+        config.hook.pytest_deselected(items=unwanted)
+        items[:] = [item for item in items if item not in unwanted]
 
 
 # ---- processes
@@ -118,6 +121,23 @@ def add_key(name, db):
     done = keys("add", name, db=db)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
+
+
+# ---- programs of other makers
+
+def npm_packages(folder):
+    """The folder of a package.json whose packages, as its lock file pins them, are installed beside it."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if not node or not npm:
+        pytest.fail("node or npm is missing; these tests need Node 20 or newer (apt install nodejs npm)", pytrace=False)
+    lock, mark = (folder / "package-lock.json").read_bytes(), folder / "node_modules" / ".installed"
+    if not mark.exists() or mark.read_bytes() != lock:
+        done = subprocess.run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=folder, timeout=600,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            pytest.fail(f"npm could not install what {folder.name} needs:\n{done.stderr[-2000:]}", pytrace=False)
+        mark.write_bytes(lock)
+    return folder
 
 
 # ---- the gateway

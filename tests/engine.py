@@ -512,7 +512,7 @@ def _llama_answer(ask):
     return llama_chunks(**said, usage=(ask.get("stream_options") or {}).get("include_usage"))
 
 
-PROBES = {"/tokenize"}                  # POSTs that ask about the engine
+PROBES = {"/tokenize", "/apply-template"}       # POSTs that ask about the engine
 
 
 def probe_answer(engine, request):
@@ -532,6 +532,8 @@ def probe_answer(engine, request):
         return [Json((llama_models if engine.like == "llama" else vllm_models)(engine.models))]
     if route == ("POST", "/tokenize"):
         return _tokenize(engine, request)
+    if route == ("POST", "/apply-template") and engine.like == "llama":
+        return [Json({"prompt": "".join(f"<|{message['role']}|>{message['content']}" for message in request.json()["messages"])})]
     if route[1] == ("/v1/embeddings" if engine.embeds else "/v1/chat/completions"):
         return [Json({"detail": "Method Not Allowed"}, 405, {"allow": "POST"})]
     return [Json({"detail": "Not Found"}, 404)]
@@ -546,10 +548,10 @@ def _metrics(engine):
 
 def _tokenize(engine, request):
     ask = request.json()
-    count = max(1, len(compact(ask.get("messages") or ask.get("prompt") or ask.get("content") or "")) // 4)
-    numbers = list(range(min(count, 64)))
     if engine.like == "llama":
-        return [Json({"tokens": numbers})]
+        return [Json({"tokens": list(range(len(ask.get("content") or "") // 4))})]
+    count = max(1, len(compact(ask.get("messages") or ask.get("prompt") or "")) // 4)
+    numbers = list(range(min(count, 64)))
     longest = (engine.models or [{}])[0].get("max_model_len")
     return [Json({"count": count, "max_model_len": longest, "tokens": numbers, "token_strs": None})]
 

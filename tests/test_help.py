@@ -5,13 +5,13 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 
 import pytest
 
 import errors
 import reasoning
 import settings
-import routes
 from pages import help
 from routes import NOT_SUPPORTED, ROUTES
 from upstream import Model
@@ -177,19 +177,6 @@ def test_images_by_address(hosts, words):
     assert (data(image_urls=hosts)["images"] is None) is (hosts == "off")
 
 
-def test_what_is_missing_follows_the_routes(monkeypatch):
-    there = {route.path for route in ROUTES}
-    for path, label in routes.WANTED.items():
-        assert (label in NOT_SUPPORTED) is (path not in there)
-    for path, name in routes.APIS.items():
-        assert (name in routes.MISSING_APIS) is (path not in there)
-    for missing, words in ((["Anthropic Messages"], "only speak the Anthropic Messages API cannot use"), ([], None),
-                           (["Anthropic Messages", "OpenAI Responses"], "Anthropic Messages or OpenAI Responses APIs cannot use")):
-        monkeypatch.setattr(help, "MISSING_APIS", missing)
-        text = " ".join(page().split())
-        assert words in text if words else "cannot use this gateway" not in text
-
-
 def test_models_that_think_alike_share_a_chapter():
     text = page(models=[model(id="a"), model(id="b", default=False), model(id="c", default=False, effort="qwen")])
     assert re.findall("^### (.*)", text, re.M) == ["`a` and `b`", "`c`"]
@@ -253,7 +240,7 @@ SENTENCES = [
     "`error code: 1010`",
     "`base URL = https://sparks.example.net/v1`, `api key = $SPARKS_API_KEY`, `model = glm-5.3-flash`",
     "`pi --provider sparks --model glm-5.3-flash`",
-    "Harnesses that only speak the Anthropic Messages or OpenAI Responses APIs cannot use this gateway",
+    "Harnesses that speak none of these need an",
     "Check `GET /v1/models` before a long run",
     'Prefer `reasoning_effort: "none"` for quick tool turns',
     "Back off on `503` instead of retrying in a tight loop.",
@@ -366,24 +353,32 @@ def test_json_blocks(some):
     assert blocks[4]["model"] == "sparks/" + shown(some)
 
 
+def test_codex_block(some):
+    settings, = [tomllib.loads(block) for block in fences(page(models=some), "toml")]
+    assert (settings["model"], settings["model_provider"]) == (shown(some), "sparks")
+    assert settings["model_providers"]["sparks"] == {
+        "name": "Sparks", "base_url": BASE + "/v1", "env_key": "SPARKS_API_KEY", "wire_api": "responses"}
+    assert settings.get("model_context_window") == (some[0].context if some else None)
+
+
 def test_python_block(some):
-    source, = fences(page(models=some), "python")
-    strings = compile(source, "example", "exec").co_consts
-    assert shown(some) in str(strings) or shown(some) in strings
+    for source in fences(page(models=some), "python"):
+        strings = compile(source, "example", "exec").co_consts
+        assert shown(some) in str(strings) or shown(some) in strings
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="needs node")
 def test_javascript_block(some, tmp_path):
-    source, = fences(page(models=some), "ts")
-    (tmp_path / "example.mjs").write_text(source, encoding="utf-8")
-    subprocess.run(["node", "--check", tmp_path / "example.mjs"], check=True, capture_output=True)
+    for source in fences(page(models=some), "ts"):
+        (tmp_path / "example.mjs").write_text(source, encoding="utf-8")
+        subprocess.run(["node", "--check", tmp_path / "example.mjs"], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("example", ["chat", "stream", "tools"])
+@pytest.mark.parametrize("example", ["chat", "stream", "tools", "messages"])
 def test_curl_blocks(some, example):
     command = data(models=some)["examples"][example]
     words = shlex.split(command)
-    assert words[0] == "curl" and words[2] == "$SPARKS_BASE_URL/chat/completions"
+    assert words[0] == "curl" and words[2] == "$SPARKS_BASE_URL/" + ("messages" if example == "messages" else "chat/completions")
     assert json.loads(words[-1])["model"] == shown(some)
     assert command in page(models=some)
     subprocess.run(["bash", "-n"], input=command, text=True, check=True)
@@ -392,6 +387,14 @@ def test_curl_blocks(some, example):
 def test_pi_command(some):
     command = data(models=some)["harnesses"]["pi_command"]
     assert shlex.split(command) == ["pi", "--provider", "sparks", "--model", shown(some)]
+
+
+def test_claude_code(some):
+    command = data(models=some)["harnesses"]["claude_code"]
+    given = dict(word.split("=", 1) for word in shlex.split(command, comments=True) if "=" in word)
+    assert given["ANTHROPIC_BASE_URL"] == BASE and given["ANTHROPIC_MODEL"] == shown(some)
+    assert given.get("CLAUDE_CODE_AUTO_COMPACT_WINDOW") == (str(some[0].context) if some and some[0].context else None)
+    subprocess.run(["bash", "-n"], input=command, text=True, check=True)
 
 
 def test_example_stream():

@@ -96,6 +96,7 @@ ARROWS = {
     "skeleton": set(),
     "database": set(),
     "ledger": {"database"},
+    "seal": {"database"},
     "keys": {"database", "ledger", "admission", "reasoning"},
     "log": set(),
     "metrics": set(),

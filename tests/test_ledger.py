@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -539,7 +540,8 @@ def either(request):
 
 
 class Api(NamedTuple):
-    """A way in: its path, its body for a stream or a plain answer, the engine's whole stream and plain answer."""
+    """A way in: its path, its body for a stream or a plain answer, the engine's whole stream and plain answer, and fields that
+    make it a bad request."""
     path: str
     body: Callable
     events: list
@@ -555,9 +557,16 @@ def embedding_body(streams, **fields):
     return {"model": "vectors", "input": "Hello", **fields}
 
 
+def responses_body(streams, **fields):
+    return {"model": MODEL, "input": "Hello", "stream": streams, **fields}
+
+
 CHAT = Api("/v1/chat/completions", body, chat_chunks("Hello there", usage=True), completion("Hello there"), {"messages": "no"})
-APIS = [CHAT, Api("/v1/completions", text_body, text_chunks("Hello there", usage=True), text_completion("Hello there"),
-                  {"prompt": 5}),
+MESSAGES = CHAT._replace(path="/v1/messages", body=lambda streams, **fields: body(streams, **{"max_tokens": 50, **fields}))
+RESPONSES = CHAT._replace(path="/v1/responses", body=responses_body, malformed={"input": 5})
+APIS = [CHAT, MESSAGES, RESPONSES,
+        Api("/v1/completions", text_body, text_chunks("Hello there", usage=True), text_completion("Hello there"),
+            {"prompt": 5}),
         Api("/v1/embeddings", embedding_body, None, embeddings([0.5, 0.25]), {"input": 5})]
 CONFIG = f"""
 [models."{MODEL}"]
@@ -584,6 +593,7 @@ def ends(api):
 
 
 ENDS = [(api, ending) for api in APIS for ending in ends(api)]
+LAST = (b"data: [DONE]\n\n", b'data: {"type":"message_stop"}\n\n')
 
 SLOW = """
 import ledger
@@ -640,13 +650,14 @@ def read_to_the_last_byte(connection):
 
 
 def complete(whole):
-    """Whether a body is a JSON object, or a stream whose last event is [DONE] or an error."""
+    """Whether a body is a JSON object, or a stream whose last event is [DONE], an error, or a Response that has ended."""
     if whole.startswith(b"{"):
         try:
             return bool(json.loads(whole))
         except ValueError:
             return False
-    return whole.endswith(b"data: [DONE]\n\n") or b'data: {"error"' in whole
+    ended = re.search(rb"event: response\.(completed|incomplete|failed)\n[^\n]*\n\n\Z", whole)
+    return whole.endswith(LAST) or b'data: {"error"' in whole or b'data: {"type":"error"' in whole or bool(ended)
 
 
 def test_lookups_are_counted_too(slow):

@@ -100,3 +100,14 @@ def wait(true, seconds=5):
     while not true():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_responses(front, streams):
+    from test_responses import PATH as RESPONSES, said, whole
+    body = {"model": "tiny", "input": "Hello", "max_output_tokens": 12, "stream": streams,
+            "reasoning": {"effort": "high", "summary": "auto"}, "include": ["reasoning.encrypted_content"]}
+    answer = front.client().post(RESPONSES, body)
+    response = said(answer)[-1]["response"] if streams else whole(answer)
+    assert (response["status"], response["usage"]["output_tokens"]) == ("incomplete", 12)
+    assert [item["status"] for item in response["output"]] == ["incomplete"] and response["output"][0]["summary"][0]["text"]

@@ -33,8 +33,9 @@ def until(gateway, models, seconds=5):
 
 
 def model(id, context=None, owned_by="sparks-gateway"):
-    size = dict.fromkeys(("max_model_len", "context_length", "context_window"), context) if context else {}
-    return {"id": id, "object": "model", "created": 0, "owned_by": owned_by, **size}
+    names = ("max_model_len", "context_length", "context_window", "max_input_tokens")
+    return {"id": id, "object": "model", "created": 0, "owned_by": owned_by, "type": "model", "display_name": id,
+            "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active", **(dict.fromkeys(names, context) if context else {})}
 
 
 def reaches(engine, answer, name):
@@ -229,7 +230,8 @@ def test_served_names_of_one_root_share_its_slots(gateway, engine):
     engine.models = [{"id": name, "root": "/models/glm"} for name in ("first", "second")]
     until(front, ["first", "second"])
     engine.always(lambda request: [Head(), Hang()])
-    held = [front.client().post(CHAT, {"messages": [{"role": "user", "content": "Hi"}], "model": name, "stream": True}) for name in ("first", "second")]
+    held = [front.client().post(CHAT, {"messages": [{"role": "user", "content": "Hi"}], "model": name,
+                                       "stream": True}) for name in ("first", "second")]
     assert engine.active == engine.max_active == 1
     for answer in held:
         answer.close()
@@ -253,7 +255,7 @@ def test_public_name(gateway, engine):
     for name in ("glm-5.3-flash", "GLM-5.3-Flash", None, OWN, OWN.lower()):
         assert reaches(engine, ask(front, name), OWN)
     assert front.client().get(f"{LISTED}/{OWN}").json()["id"] == "glm-5.3-flash"
-    message = no_model(ask(front, "gpt-4o"))
+    message = no_model(ask(front, "mixtral"))
     assert "glm-5.3-flash" in message and OWN not in message
 
     stream = ask(front, "glm-5.3-flash", stream=True)
@@ -266,7 +268,7 @@ def test_public_name(gateway, engine):
     engine.models = []
     until(front, [])
     assert ask(front, "glm-5.3-flash").status == 503
-    no_model(ask(front, "gpt-4o"))
+    no_model(ask(front, "mixtral"))
 
 
 def test_public_name_while_the_engine_was_never_there(gateway, engine):
@@ -275,8 +277,8 @@ def test_public_name_while_the_engine_was_never_there(gateway, engine):
     assert listed(front) == []
     assert ask(front, "GLM-5.3-flash").json()["error"]["code"] == "model_unavailable"
     assert ask(front).json()["error"]["code"] == "model_unavailable"
-    no_model(ask(front, "gpt-4o"))
-    no_model(front.client().get(f"{LISTED}/gpt-4o"))
+    no_model(ask(front, "mixtral"))
+    no_model(front.client().get(f"{LISTED}/mixtral"))
 
 
 # ---- [models] in sparks.toml
@@ -315,7 +317,9 @@ def test_tables(front, engine):
         assert reaches(engine, ask(front, name), "qwen/Qwen3-4B"), name
     assert reaches(engine, ask(front, "gpt-4o-mini"), OWN)              # both match: the first table wins
 
-    for name in ("claude", "gpt-3", "gpt-", "odd1", "b.st", "unmentioned", "best2", "x-claude-y"):
+    for name in ("gpt-3", "GPT-"):                                      # nobody's alias: for the default model
+        assert reaches(engine, ask(front, name), "qwen/Qwen3-4B"), name
+    for name in ("claude", "odd1", "b.st", "unmentioned", "best2", "x-claude-y"):
         message = no_model(ask(front, name))
         assert message == f"there is no model {name!r} here; there is glm-5.3-flash, small, later (see GET /v1/models)"
 
@@ -353,6 +357,53 @@ def test_only_table_takes_the_only_model(gateway, engine):
     assert reaches(engine, ask(front), "MINE")
 
 
+# ---- names of other makers' models
+
+def test_default_model_stands_in(gateway, engine):
+    """Claude Code asks small questions of a small model of its own choice; such a name need not be anybody's alias."""
+    front = gateway(model="glm-5.3-flash")
+    for name in ("claude-haiku-4-5-20251001", "Claude-x[1m]", "gpt-5", "gpt-"):
+        assert reaches(engine, ask(front, name), OWN), name
+        assert front.client().get(f"{LISTED}/{name}").json()["id"] == "glm-5.3-flash"
+    for name in ("claude", "my-claude-x", "o4"):
+        no_model(ask(front, name))
+    assert front.keys("limit", "tester", "--models", "other").returncode == 0
+    assert ask(front, "claude-x").json()["error"]["code"] == "model_not_allowed"
+
+
+@pytest.mark.parametrize("settings, names, others", [
+    ({"config": "stand_in_for = []"}, (), ("claude-x", "gpt-5")),
+    ({"stand_in_for": "o4-*, gemini-*"}, ("o4-mini", "gemini-3"), ("claude-x", "gpt-5")),
+])
+def test_default_model_stands_in_for_whom_the_settings_name(gateway, engine, settings, names, others):
+    front = gateway(**settings)
+    for name in names:
+        assert reaches(engine, ask(front, name), OWN)
+    for name in others:
+        no_model(ask(front, name))
+
+
+# ---- pages of the list
+
+@pytest.mark.parametrize("query, ids, more", [
+    ("", "abcd", False), ("?limit=1000", "abcd", False), ("?limit=2", "ab", True), ("?limit=2&after_id=b", "cd", False),
+    ("?limit=1&after_id=b", "c", True), ("?after_id=d", "", False), ("?limit=2&before_id=d", "bc", True),
+    ("?limit=3&before_id=d", "abc", False), ("?before_id=a", "", False),
+])
+def test_pages(shared, query, ids, more):
+    shared.engine.models = [{"id": name} for name in "abcd"]
+    until(shared, list("abcd"))
+    page = shared.client().get(LISTED + query).json()
+    assert "".join(entry["id"] for entry in page["data"]) == ids and page["object"] == "list"
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (more, ids[:1] or None, ids[-1:] or None)
+
+
+@pytest.mark.parametrize("query, param", [
+    ("limit=0", "limit"), ("limit=1001", "limit"), ("limit=-1", "limit"), ("limit=x", "limit"), ("limit=", "limit"),
+    ("limit=" + "9" * 3000, "limit"), ("limit=%D9%A3", "limit"), ("after_id=nobody", "after_id"), ("before_id=", "before_id")])
+def test_odd_pages(shared, query, param):
+    answer = shared.client().get(f"{LISTED}?{query}")
+    assert answer.status == 400 and answer.json()["error"]["param"] == param
 # ---- what the tables say beside names
 
 PARTICULAR = """

@@ -2,15 +2,12 @@
 import asyncio
 import json
 import os
-from pathlib import Path
 
 import openai
 import pydantic
 import pytest
-from jsonschema import Draft202012Validator
-from referencing import Registry, Resource
-from referencing.jsonschema import DRAFT202012
 
+import openai_schema
 from engine import (DONE, Close, Head, Json, chat_chunks, chunk, completion, died, llama_chunks, llama_completion,
                     refusal, sse)
 
@@ -312,23 +309,7 @@ def test_many_at_once(shared):
 @pytest.fixture(scope="session")
 def problems():
     """problems(name, value): what is wrong with a value by OpenAI's schema of that name, as lines."""
-    document = json.loads((Path(__file__).parent / "openai-schemas.json").read_text())
-    registry = Registry().with_resource("openai", Resource.from_contents(nullable(document), DRAFT202012))
-
-    def problems(name, value):
-        validator = Draft202012Validator({"$ref": f"openai#/components/schemas/{name}"}, registry=registry)
-        return [f"{'/'.join(map(str, error.absolute_path))}: {error.message}" for error in validator.iter_errors(value)]
-    return problems
-
-
-def nullable(schema):
-    """OpenAPI 3.0's `nullable`, which the document still uses here and there, in the words of JSON Schema."""
-    if isinstance(schema, list):
-        return [nullable(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    schema = {name: nullable(part) for name, part in schema.items()}
-    return {"anyOf": [schema, {"type": "null"}]} if schema.pop("nullable", None) is True else schema
+    return openai_schema.problems
 
 
 CASES = {"text": {}, "reasoning": {"reasoning": "Let me think"}, "tools": {"text": None, "tools": TWO_CALLS},

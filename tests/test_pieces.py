@@ -49,6 +49,22 @@ def test_leaked_thinking_and_calls(size):
     assert found[-1] == ("finish", "tool_calls")
 
 
+def test_an_event_with_nothing_to_say_is_read_once():
+    """A dialect may keep a text back, or leave it out."""
+    class Silent(PlainStream):
+        heard = ()
+
+        def text(self, kind, text):
+            self.heard += (kind, text)
+            return b""
+
+    stream = Silent()
+    for event in chat_chunks("a b", reasoning="c d e", usage=True):
+        stream.feed(event)
+    assert stream.heard == ("reasoning", b"c", "reasoning", b" d", "reasoning", b" e", "text", b"a", "text", b" b")
+    assert (stream.tokens, stream.thoughts) == (6, 3)
+
+
 def test_a_broken_stream_is_no_end():
     stream, out = fed(chat_chunks("a b c", done=False)[:3])
     with pytest.raises(UpstreamError):

@@ -80,7 +80,7 @@ def test_example_says_what_each_effort_table_does(name):
 
 def test_defaults(home):
     assert vars(load()) == {
-        "upstream": ["http://127.0.0.1:8000"], "upstream_key": None, "model": None, "bind": "127.0.0.1:8080",
+        "upstream": ["http://127.0.0.1:8000"], "upstream_key": None, "model": None, "stand_in_for": ["claude-*", "gpt-*"], "bind": "127.0.0.1:8080",
         "db": home / "sparks.db", "base_url": None, "description": None, "operator": None, "edge_secret": None,
         "max_active": 8, "max_queued": 64, "queue_timeout": 600, "keep_days": 90, "drain": 30, "log": "logfmt", "keepalive": 15, "stall_timeout": 300, "answer_timeout": 1800, "poll": 5,
         "reasoning_field": "both", "max_body": 100 << 20, "max_bodies": 1 << 30, "image_urls": ["public"], "max_images": 16, "max_image": 20 << 20, "image_timeout": 10,

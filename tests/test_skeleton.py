@@ -55,6 +55,19 @@ def test_any_text_comes_back(text, ascii, size):
     assert b"".join(one.restore(one.text())) == body
 
 
+@pytest.mark.parametrize("levels", [1, 2, 3])
+@pytest.mark.parametrize("text", ["x" * 20_000, 'say "hi"\n\\ é 🌍 \u2028' * 2000, "\\" * 30_000, '"' * 30_000])
+def test_an_object_that_became_a_string_gets_its_texts_back(text, levels):
+    one = fed(json.dumps({"input": {"a": text, "b": "c"}}).encode())
+    value = json.loads(one.text())
+    for _ in range(levels):
+        value = {"arguments": json.dumps(value, ensure_ascii=False)}
+    back = json.loads(b"".join(one.restore(json.dumps(value, ensure_ascii=False).encode())))
+    for _ in range(levels):
+        back = json.loads(back["arguments"])
+    assert back == {"input": {"a": text, "b": "c"}}
+
+
 @given(st.recursive(st.text(max_size=200) | st.integers() | st.none(),
                     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=120), inner, max_size=4)),
        st.booleans(), st.integers(0, 1 << 30))
@@ -90,7 +103,7 @@ def test_lone_surrogates_stay_for_the_parser():
 
 
 def test_a_text_that_looks_like_a_mark_is_only_a_text():
-    body = json.dumps({"a": "\ue000other:0\ue000", "b": IMAGE}, ensure_ascii=False).encode()
+    body = json.dumps({"a": "\x01other:0\x01", "b": IMAGE}, ensure_ascii=False).encode()
     one = fed(body)
     assert b"".join(one.restore(one.text())) == body
 

@@ -27,6 +27,8 @@ LONG = os.environ.get("SPARKS_SOAK") == "1"
 REQUESTS, TWINS = (2000, 500) if LONG else (200, 30)
 SLOTS, THREADS, SEED = 8, 24, 3
 PATH, MODEL = "/v1/chat/completions", "GLM-5.3-Flash-EXL3"
+PATHS = (PATH, "/v1/messages")
+LAST = (b"data: [DONE]\n\n", b'data: {"type":"message_stop"}\n\n')
 MB = 1 << 20
 
 # Connections to the engine rest for a moment only, so that a look at what is left need not wait for them; and
@@ -157,7 +159,7 @@ class Storm:
         gateway.engine.always(self.answer)
 
     def answer(self, request):
-        kind, number, pause = json.loads(request.json()["user"])
+        kind, number, pause = json.loads(request.json()["messages"][0]["content"])
         return self.busy(request, answer(kind, number, request.json().get("stream", False), pause))
 
     def plan(self):
@@ -171,15 +173,14 @@ class Storm:
 
     def send(self, kind, number, streams, name, pause, patience, resets):
         ident = f"storm-{id(self):x}-{number}"
-        body = {"messages": [{"role": "user", "content": "Hello"}], "stream": streams,
-                "user": json.dumps([kind, number, pause])}
+        body = {"messages": [{"role": "user", "content": json.dumps([kind, number, pause])}], "stream": streams, "max_tokens": 50}
         if kind == "malformed":
             body["messages"] = "Hello"
         if kind == "unknown":
             body["model"] = "no-such-model"
         key = "sk-sparks-wrong" if kind == "keyless" else self.gateway.names[name]
         with self.gateway.client(key, timeout=60).open() as connection:
-            connection.start("POST", PATH, body, {"x-request-id": ident})
+            connection.start("POST", PATHS[number % 2], body, {"x-request-id": ident})
             if kind == "leaves":
                 outcome = self.leave(connection, patience, resets)
             else:
@@ -203,13 +204,13 @@ class Storm:
 
 
 def outcome_of(answer):
-    """(status, whether the answer was whole, the code of its error)."""
+    """(status, whether the answer was whole, the code of its error; Anthropic's errors have none: "?")."""
     if answer.status != 200:
-        return answer.status, False, answer.json()["error"]["code"]
+        return answer.status, False, answer.json()["error"].get("code", "?")
     data = answer.read_all()
-    if data.endswith(b"data: [DONE]\n\n") or data.startswith(b"{"):
+    if data.endswith(LAST) or data.startswith(b"{"):
         return 200, True, None
-    return 200, False, json.loads(data.rpartition(b"data: ")[2])["error"]["code"]
+    return 200, False, json.loads(data.rpartition(b"data: ")[2])["error"].get("code", "?")
 
 
 # ---- the soak
@@ -270,7 +271,7 @@ def check_row(row, kind, number, streams, outcome):
         assert row["aborted"] == (row["status"] == 499) and row["status"] in (200, 499, 429, 503), row
         return
     status, whole, code = outcome
-    assert (row["aborted"], row["error"]) == (0, code), (row, outcome)
+    assert row["aborted"] == 0 and row["error"] == (code if code != "?" else row["error"] or "none"), (row, outcome)
     assert row["status"] == status if status != 200 or whole else row["status"] >= 400, (row, outcome)
     if whole:
         said = figures(number)
@@ -429,6 +430,13 @@ def marked_bodies():
         yield f"{PATH}?q={MARK}", {"messages": [text], "stream": streams, MARK: MARK}, None, {"user-agent": MARK}
         yield PATH, {"messages": [text], "stream": streams, "model": MARK}, None, {}
         yield PATH, {"messages": [{"role": MARK, "content": MARK}], "stream": streams}, None, {}
+        use = {"type": "tool_use", "id": MARK, "name": MARK, "input": MARK}
+        yield PATHS[1], {"messages": [text, {"role": "assistant", "content": [use]}], "max_tokens": 9, "system": MARK,
+                         "stream": streams,
+                         "tools": [{"name": MARK, "input_schema": {MARK: MARK}}], "metadata": {"user_id": MARK}}, None, {}
+        yield PATHS[1], {"messages": [{"role": "user", "content": [{"type": MARK}]}],
+                         "max_tokens": 9}, None, {"anthropic-beta": MARK}
+        yield f"{PATHS[1]}/count_tokens?{MARK}=1", {"messages": [text]}, None, {"anthropic-version": MARK}
         yield PATH, {"messages": [text], "stream": streams, "stop": MARK, "seed": MARK, "max_tokens": MARK}, None, {}
         yield PATH, {"messages": [text], "stream": streams}, f"sk-sparks-{MARK}", {}
         yield PATH, {"messages": [text], "stream": streams}, False, {"x-api-key": MARK}

@@ -1,11 +1,14 @@
 """Real vLLM on the CPU, with a tiny GLM that is known by heart, behind the real gateway: `./run.sh test --vllm`."""
 import json
+import subprocess
 import time
 
 import pytest
 
 from client import Client
+from conftest import clean_environment
 from test_chat import PATH, deltas
+from test_oracle_node import ORACLE, node           # noqa: F401, a fixture
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 ANSWER = "The test password is PINEAPPLE-4711."
@@ -253,3 +256,57 @@ def wait_for_work(vllm):
     while not gauge(vllm, "num_requests_running"):
         assert time.monotonic() < end, "the engine got no request"
         time.sleep(0.02)
+
+
+# ---- Responses
+
+def respond(front, prompt, **fields):
+    from test_responses import PATH as RESPONSES, said, whole
+    answer = front.client(timeout=60).post(RESPONSES, {"model": "glm-tiny", "input": prompt, **fields})
+    return said(answer)[-1]["response"] if fields.get("stream") else whole(answer)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_responses(front, streams):
+    response = respond(front, "say @answer", stream=streams, reasoning={"effort": "high", "summary": "auto"},
+                       include=["reasoning.encrypted_content"])
+    thought, message = response["output"]
+    assert response["status"] == "completed" and message["content"][0]["text"] == ANSWER
+    assert thought["summary"][0]["text"] == thought["content"][0]["text"] != "" and thought["encrypted_content"]
+    usage = response["usage"]
+    assert usage["input_tokens"] and 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "get_weather"}])
+def test_responses_with_tools(front, choice, streams):
+    tool = {"type": "function", "strict": False, **WEATHER["function"]}
+    response = respond(front, "weather", tools=[tool], tool_choice=choice, stream=streams, max_output_tokens=300)
+    call = next(item for item in response["output"] if item["type"] == "function_call")
+    assert call["name"] == "get_weather" and (response["status"] == "incomplete" or json.loads(call["arguments"])["city"])
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_responses_cut_short_and_structured(front, streams):
+    response = respond(front, "say @long", stream=streams, max_output_tokens=20)
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    schema = {"type": "object", "required": ["city", "temp"],
+              "properties": {"city": {"type": "string"}, "temp": {"type": "integer"}}}
+    response = respond(front, "say @json", stream=streams, max_output_tokens=300,
+                       text={"format": {"type": "json_schema", "name": "place", "schema": schema, "strict": True}})
+    assert json.loads(response["output"][-1]["content"][0]["text"]) == {"city": "Paris", "temp": 21}
+
+
+def test_responses_logprobs(front):
+    message = respond(front, "say @short", include=["message.output_text.logprobs"], top_logprobs=2)["output"][-1]["content"][0]
+    assert "".join(token["token"] for token in message["logprobs"]) == message["text"] == "Yes indeed"
+
+
+def test_vercel_s_sdk(front, node):                 # noqa: F811
+    fields = json.dumps({"model": "glm-tiny", "input": "say @answer"})
+    for case in ("vercel_text", "vercel_stream"):
+        done = subprocess.run([node, "responses.mjs", case, fields], cwd=ORACLE, timeout=60, capture_output=True, text=True, env={
+            **clean_environment(), "SPARKS_BASE_URL": front.url + "/v1", "SPARKS_API_KEY": front.key})
+        found = json.loads(done.stdout)["result"]
+        said = found.get("text") or "".join(part.get("text") or "" for part in found["parts"] if part["type"] == "text-delta")
+        assert said == ANSWER
