@@ -3,7 +3,7 @@
 Rows that name an address are public reports of other translations that got the case wrong.
 """
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import hypothesis
 import pytest
@@ -31,6 +31,10 @@ class Model:
     reasoning_field: str = "both"
     budget_field: str | None = None
     context: int | None = None
+    kind: str = "chat"
+    hidden: bool = False
+    system: str | None = None
+    sampling: dict = field(default_factory=dict)
 
 
 class Fleet:
@@ -41,6 +45,11 @@ class Fleet:
         if name in (None, "claude-x"):
             return self.model
         raise ModelNotFound(f"there is no model {name!r} here", "model")
+
+
+def whole(one):
+    """What goes to the engine, addresses in the places of images."""
+    return b"".join(part if isinstance(part, bytes) else part.encode() for part in one.body)
 
 
 def ask(*conversation, **fields):
@@ -73,7 +82,7 @@ def read(body, dialect=messages, **model):
 
 
 def payload(body, **model):
-    return json.loads(b"".join(read(body, **model).body))
+    return json.loads(whole(read(body, **model)))
 
 
 def conversation(*given, **fields):
@@ -104,7 +113,8 @@ ON = {"enable_thinking": True}
     ({"stop_sequences": ["a", "", "b"]}, {"stop": ["a", "b"]}),
     ({"stop_sequences": []}, {}),
     # what engines know goes on, what is Anthropic's own business does not
-    ({"seed": 1, "min_p": 0.1, "repetition_penalty": 1.1}, {"seed": 1, "min_p": 0.1, "repetition_penalty": 1.1}),
+    ({"seed": 1, "min_p": 0.1, "repetition_penalty": 1.1},
+     {"seed": 1, "min_p": 0.1, "repetition_penalty": 1.1, "repeat_penalty": 1.1}),
     ({"metadata": {"user_id": "u"}, "service_tier": "auto", "mcp_servers": [], "context_management": {"edits": []},
       "cache_control": {"type": "ephemeral"}, "container": "c", "speed": "fast", "n": 2, "logprobs": True, "betas": ["b"]}, {}),
     # thinking
@@ -391,7 +401,7 @@ def test_any_body_is_sent_on_or_refused(fields, good, effort):
         except Refusal as error:
             assert 400 <= error.status < 500 and error.message and json.loads(refusal(error))
         else:
-            json.loads(b"".join(one.body) or b"{}")
+            json.loads(whole(one) or b"{}")
 
 
 def test_endless_nesting_is_refused():

@@ -3,7 +3,7 @@ import copy
 import gc
 import json
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import hypothesis
 import pytest
@@ -41,6 +41,10 @@ class Model:
     engine_id: str = "engine/model"
     effort: str = "glm"
     reasoning_field: str = "both"
+    kind: str = "chat"
+    hidden: bool = False
+    system: str | None = None
+    sampling: dict = field(default_factory=dict)
 
 
 class Fleet:
@@ -74,7 +78,7 @@ def read(body, **model):
 
 def payload(body, **model):
     """What the engine gets, without what is the same in all of it."""
-    out = json.loads(b"".join(read(body, **model).body))
+    out = json.loads(b"".join(part if isinstance(part, bytes) else part.encode() for part in read(body, **model).body))
     assert out.pop("model") == "engine/model"
     return out
 
