@@ -24,11 +24,11 @@ from stream import dumps
 
 DIALECTS = {                                        # the routes that ask a model, and who reads them
     "/v1/chat/completions": chat,
-    "/v1/completions": completions,
-    "/v1/embeddings": embeddings,
     "/v1/messages": messages,
     "/v1/messages/count_tokens": messages_count,
     "/v1/responses": Responses(time, lambda: secrets.token_hex(24)),
+    "/v1/completions": completions,
+    "/v1/embeddings": embeddings,
 }
 PIECE = 1 << 16                                     # bytes of a plain answer in one write
 JSON = ("Content-Type", "application/json")

@@ -117,9 +117,9 @@ class Call:
 
     def fill(self, ask):
         """Fetch the images that the request names by their addresses, unless it would be turned away. Raises Refusal."""
-        if ask.addresses:
+        if ask.images:
             self.desk.gate.check(self.key.id, ask.model.lane, self.key.limits, now())
-            found = images.fetch_all(ask.addresses, self.desk.settings, self.hold)
+            found = images.fetch_all(ask.images, self.desk.settings, self.hold)
             ask.body = [found[part] if isinstance(part, str) else part for part in ask.body]
 
     def hold(self, size):

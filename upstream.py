@@ -82,8 +82,8 @@ class Engine:
         self.http = requests.Session()
         self.http.trust_env = False                 # no proxy, and no ~/.netrc in place of our key
         self.served, self.listed, self.kind = None, [], "chat"
-        self.counting, self.counts = None, BoundedSemaphore(COUNTS)      # the way of WAYS that worked, and its turns
         self.misses, self.hurry = 0, Event()
+        self.counting, self.counts = None, BoundedSemaphore(COUNTS)      # the way of WAYS that worked, and its turns
 
     def look(self):
         """Ask the engine what it serves. Whatever goes wrong means that it is off."""
@@ -268,7 +268,8 @@ class Fleet:
         others = [one["id"] for one in names[1:]] + [base for base in [posixpath.basename(root_of(first))] if base]
         return Model(public, first["id"], f"{engine.url} {root_of(first)}", others=[name for name in others if name != public],
                      kind=engine.kind, context=context_of(first), loaded=bool(engine.served), engine=engine,
-                     reasoning_field=self.settings.reasoning_field, budget_field=BUDGET_FIELDS.get(str(first.get("owned_by"))))
+                     reasoning_field=self.settings.reasoning_field,
+                     budget_field=BUDGET_FIELDS.get(str(first.get("owned_by"))))
 
     # -- work
 
@@ -285,7 +286,7 @@ class Fleet:
 
     def count(self, ask):
         """How many tokens the prompt of an Ask has, by the engine's own tokenizer and template, or else by an estimate."""
-        engine, images = ask.model.engine, ask.images * IMAGE_TOKENS
+        engine, images = ask.model.engine, ask.unseen * IMAGE_TOKENS
         try:
             with Timeout(COUNT_TIMEOUT), engine.counts:
                 for way in sorted(WAYS, key=lambda way: way is not engine.counting):
@@ -300,7 +301,7 @@ class Fleet:
 
     @staticmethod
     def estimate(ask):
-        return sum(map(len, ask.count or ())) // BYTES_A_TOKEN + 1 + ask.images * IMAGE_TOKENS
+        return sum(map(len, ask.count or ())) // BYTES_A_TOKEN + 1 + ask.unseen * IMAGE_TOKENS
 
 
 def count_like_vllm(engine, prompt):

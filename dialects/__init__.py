@@ -28,14 +28,14 @@ KINDS = {"chat": "a chat model", "embedding": "an embedding model"}
 class Ask:
     """A request as its engine gets it.
 
-    path, body      where it goes, and the JSON body as a list of bytes; no path: it is only counted. A str in the body is an
-                    address: the image that is there goes in, as a data URL
+    path, body      where it goes, and the JSON body as a list of bytes; a str among them is an address: the image that is
+                    there goes in, as a data URL. No path: it is only counted
     model           upstream.Model
     stream          a stream of stream.py for the answer, or None for a plain one
     extra           what the dialect keeps for itself
     count           the body of a question how long the prompt is, as a list of bytes; None: nobody needs to know before
                     the engine says it
-    images          how many images were left out of `count`
+    unseen          how many images were left out of `count`
     echo            what the answer repeats of the request, as a list of bytes
     """
     path: str
@@ -44,11 +44,11 @@ class Ask:
     stream: Any = None
     extra: dict = field(default_factory=dict)
     count: list | None = None
-    images: int = 0
+    unseen: int = 0
     echo: list = field(default_factory=list)
 
     @property
-    def addresses(self):
+    def images(self):
         """The addresses of images that are still to be fetched."""
         return [part for part in self.body if isinstance(part, str)]
 
@@ -85,7 +85,7 @@ def instruct(messages, system):
 
 
 def for_engine(payload, fleet):
-    """Put the engine's own words into a payload; its Model."""
+    """Put the engine's own words, and what is particular about the model, into a chat; its Model."""
     model = model_for(fleet, payload.get("model"), "chat")
     reasoning.translate(payload, model.effort)
     sampling.settle(payload, model.sampling)
@@ -107,7 +107,7 @@ def to_count(ask, payload):
         effort = {"reasoning_effort": payload["reasoning_effort"]}
         prompt["chat_template_kwargs"] = {**effort, **prompt.get("chat_template_kwargs", {})}
     prompt["messages"] = [without_images(message) for message in payload["messages"]]
-    ask.images = sum(len(parts_of(whole)) - len(parts_of(bare))
+    ask.unseen = sum(len(parts_of(whole)) - len(parts_of(bare))
                      for whole, bare in zip(payload["messages"], prompt["messages"]))
     ask.count = written(prompt)
     return ask
@@ -184,18 +184,10 @@ def written(payload, images=()):
 
 
 def images_of(payload):
-    """The image_url objects of a chat that hold an address. Raises InvalidRequest where an engine would read something else,
-    a file of its own for example."""
+    """The image_url objects of a chat that hold an address."""
     sources = [part.get("image_url") for message in payload["messages"] if isinstance(message.get("content"), list)
                for part in message["content"] if isinstance(part, dict) and part.get("type") == "image_url"]
-    found = [source for source in sources if not is_data(source)]
-    if not all(isinstance(source, dict) and is_address(source.get("url")) for source in found):
-        raise InvalidRequest("an image must be a data URL (data:image/png;base64,...) or an http(s) address", "messages")
-    return found
-
-
-def is_data(source):
-    return isinstance(source, dict) and isinstance(source.get("url"), str) and source["url"][:5].lower() == "data:"
+    return [source for source in sources if isinstance(source, dict) and is_address(source.get("url"))]
 
 
 def is_address(url):

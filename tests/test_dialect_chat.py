@@ -390,7 +390,7 @@ def with_images(*urls, role="user", **fields):
 def test_addresses_of_images_are_taken_out(role, streams):
     """They are for the gateway to fetch: a str between the bytes, where the data URL goes."""
     one = read(with_images(*ADDRESSES, PNG, ADDRESSES[0], role=role, stream=streams))
-    assert one.addresses == [*ADDRESSES, ADDRESSES[0]]
+    assert one.images == [*ADDRESSES, ADDRESSES[0]]
     filled = b"".join(part if isinstance(part, bytes) else b"<%b>" % part.encode() for part in one.body)
     wanted = with_images(*(f"<{url}>" for url in ADDRESSES), PNG, f"<{ADDRESSES[0]}>", role=role)["messages"]
     assert json.loads(filled)["messages"] == wanted
@@ -401,7 +401,7 @@ def test_no_words_are_taken_for_an_image():
     text = "image:" + "0" * 64 + " \ue000 " + ADDRESSES[0]
     one = read({"messages": [{"role": "user", "content": [{"type": "text", "text": text}, image(ADDRESSES[0], detail="low")]},
                              {"role": "user", "content": text}]})
-    assert one.addresses == [ADDRESSES[0]]
+    assert one.images == [ADDRESSES[0]]
     filled = json.loads(b"".join(part if isinstance(part, bytes) else b"here" for part in one.body))
     assert filled["messages"] == [{"role": "user", "content": [{"type": "text", "text": text}, image("here", detail="low")]},
                                   {"role": "user", "content": text}]
@@ -409,7 +409,7 @@ def test_no_words_are_taken_for_an_image():
 
 def test_an_address_beside_numbers_that_only_json_itself_writes():
     one = read({**with_images(ADDRESSES[0]), "seed": 10 ** 30, "messages": with_images(ADDRESSES[0])["messages"]})
-    assert one.addresses == [ADDRESSES[0]]
+    assert one.images == [ADDRESSES[0]]
 
 
 @pytest.mark.parametrize("given, words", [

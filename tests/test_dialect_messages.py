@@ -29,12 +29,11 @@ class Model:
     engine_id: str = "engine/model"
     effort: str = "glm"
     reasoning_field: str = "both"
-    budget_field: str | None = None
-    context: int | None = None
     kind: str = "chat"
-    hidden: bool = False
     system: str | None = None
     sampling: dict = field(default_factory=dict)
+    budget_field: str | None = None
+    context: int | None = None
 
 
 class Fleet:
@@ -45,11 +44,6 @@ class Fleet:
         if name in (None, "claude-x"):
             return self.model
         raise ModelNotFound(f"there is no model {name!r} here", "model")
-
-
-def whole(one):
-    """What goes to the engine, addresses in the places of images."""
-    return b"".join(part if isinstance(part, bytes) else part.encode() for part in one.body)
 
 
 def ask(*conversation, **fields):
@@ -82,7 +76,7 @@ def read(body, dialect=messages, **model):
 
 
 def payload(body, **model):
-    return json.loads(whole(read(body, **model)))
+    return json.loads(b"".join(part.encode() if isinstance(part, str) else part for part in read(body, **model).body))
 
 
 def conversation(*given, **fields):
@@ -401,7 +395,7 @@ def test_any_body_is_sent_on_or_refused(fields, good, effort):
         except Refusal as error:
             assert 400 <= error.status < 500 and error.message and json.loads(refusal(error))
         else:
-            json.loads(whole(one) or b"{}")
+            json.loads(b"".join(one.body) or b"{}")
 
 
 def test_endless_nesting_is_refused():
@@ -421,7 +415,7 @@ def test_what_is_counted():
     assert json.loads(b"".join(one.count)) == {
         "model": "engine/model", "tools": [FUNCTION], "chat_template_kwargs": {**ON, "reasoning_effort": "high"},
         "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": [text("what?")]}]}
-    assert one.images == 2 and len(payload(ask(user(PNG)))["messages"][0]["content"]) == 1
+    assert one.unseen == 2 and len(payload(ask(user(PNG)))["messages"][0]["content"]) == 1
     assert read(ask()).count is None                    # the engine's own figure comes with a plain answer
 
 

@@ -42,7 +42,6 @@ class Model:
     effort: str = "glm"
     reasoning_field: str = "both"
     kind: str = "chat"
-    hidden: bool = False
     system: str | None = None
     sampling: dict = field(default_factory=dict)
 
@@ -78,7 +77,7 @@ def read(body, **model):
 
 def payload(body, **model):
     """What the engine gets, without what is the same in all of it."""
-    out = json.loads(b"".join(part if isinstance(part, bytes) else part.encode() for part in read(body, **model).body))
+    out = json.loads(b"".join(part.encode() if isinstance(part, str) else part for part in read(body, **model).body))
     assert out.pop("model") == "engine/model"
     return out
 

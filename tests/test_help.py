@@ -12,6 +12,7 @@ import pytest
 import errors
 import reasoning
 import settings
+import routes
 from pages import help
 from routes import NOT_SUPPORTED, ROUTES
 from upstream import Model
@@ -175,6 +176,11 @@ def test_an_embedding_model():
 def test_images_by_address(hosts, words):
     assert words in " ".join(page(image_urls=hosts).split()) and "a.lan" not in page("json", image_urls=hosts)
     assert (data(image_urls=hosts)["images"] is None) is (hosts == "off")
+
+
+def test_what_is_missing_is_not_there():
+    there = [route.path.removeprefix("/v1/") for route in ROUTES]
+    assert not any(name in path for name in NOT_SUPPORTED for path in there)
 
 
 def test_models_that_think_alike_share_a_chapter():

@@ -38,7 +38,7 @@ class Api(NamedTuple):
     streams     where -> (the engine's events until it hangs, the tokens in them); nothing where there are no streams
     plains      where -> how much of the engine's plain answer has come
     events, whole   a whole stream, its usage with it, and a plain answer
-    heard       how many events a client gets for the engine's events;  last  how a whole stream ends
+    heard       how many events a client gets for the engine's events;  last  how its whole stream ends
     """
     path: str
     body: Callable
@@ -46,9 +46,9 @@ class Api(NamedTuple):
     plains: dict
     events: list
     whole: dict
+    model: str = MODEL
     heard: Callable = len
     last: bytes = b"data: [DONE]\n\n"
-    model: str = MODEL
 
     @property
     def route(self):
@@ -69,14 +69,6 @@ def chat_body(streams, **fields):
     return {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], **streaming(streams), **fields}
 
 
-def text_body(streams, **fields):
-    return {"model": MODEL, "prompt": "Hello", **streaming(streams), **fields}
-
-
-def embedding_body(streams, **fields):
-    return {"model": "vectors", "input": "Hello", **fields}
-
-
 def messages_body(streams, **fields):
     return {"model": MODEL, "max_tokens": 50, "messages": [{"role": "user", "content": "Hello"}], "stream": streams,
             "thinking": {"type": "adaptive"}, **fields}
@@ -94,6 +86,13 @@ def responses_body(streams, **fields):
 def responses_heard(events):
     return ResponseStream("0", Options(time.time)).feed(b"".join(events)).count(b"event: ")
 
+
+def text_body(streams, **fields):
+    return {"model": MODEL, "prompt": "Hello", **streaming(streams), **fields}
+
+
+def embedding_body(streams, **fields):
+    return {"model": "vectors", "input": "Hello", **fields}
 
 
 TOOL = [("get_weather", ['{"ci', 'ty": "Pa', 'ris"}'])]
@@ -122,8 +121,6 @@ CHAT = Api("/v1/chat/completions", chat_body, {
     "mid-tool": WHOLE.index(b"Paris"),
     "after finish": WHOLE.index(b'"usage"'),
 }, THOUGHT, SAID)
-MESSAGES = CHAT._replace(path="/v1/messages", body=messages_body, heard=messages_heard, last=b'data: {"type":"message_stop"}\n\n')
-RESPONSES = CHAT._replace(path="/v1/responses", body=responses_body, heard=responses_heard, last=b"}\n\n")
 COMPLETIONS = Api("/v1/completions", text_body, {
     "before the head": (None, 0),
     "prefill": ([], 0),
@@ -132,7 +129,9 @@ COMPLETIONS = Api("/v1/completions", text_body, {
     "after usage": (TEXTS[:4], 3),
 }, {"before the head": None, "prefill": 0, "mid-content": compact(TEXT).index(b" there")}, TEXTS, TEXT)
 EMBEDDINGS = Api("/v1/embeddings", embedding_body, {}, {"before the head": None, "prefill": 0, "mid-content": 40}, None, VECTORS,
-                 model="vectors")
+                 "vectors")
+MESSAGES = CHAT._replace(path="/v1/messages", body=messages_body, heard=messages_heard, last=b'data: {"type":"message_stop"}\n\n')
+RESPONSES = CHAT._replace(path="/v1/responses", body=responses_body, heard=responses_heard, last=b"}\n\n")
 APIS = [CHAT, MESSAGES, RESPONSES, COMPLETIONS, EMBEDDINGS]
 STREAMING = [api for api in APIS if api.streams]
 FORMS = [(api, streams) for api in APIS for streams in (True, False) if api.streams or not streams]

@@ -540,13 +540,21 @@ def either(request):
 
 
 class Api(NamedTuple):
-    """A way in: its path, its body for a stream or a plain answer, the engine's whole stream and plain answer, and fields that
-    make it a bad request."""
+    """A way in: its path, its body for a stream or a plain answer, the engine's whole stream and plain answer, and a field
+    that is at fault."""
     path: str
     body: Callable
     events: list
     whole: dict
     malformed: dict
+
+
+def messages_body(streams, **fields):
+    return body(streams, **{"max_tokens": 50, **fields})
+
+
+def responses_body(streams, **fields):
+    return {"model": MODEL, "input": "Hello", "stream": streams, **fields}
 
 
 def text_body(streams, **fields):
@@ -557,16 +565,13 @@ def embedding_body(streams, **fields):
     return {"model": "vectors", "input": "Hello", **fields}
 
 
-def responses_body(streams, **fields):
-    return {"model": MODEL, "input": "Hello", "stream": streams, **fields}
-
-
 CHAT = Api("/v1/chat/completions", body, chat_chunks("Hello there", usage=True), completion("Hello there"), {"messages": "no"})
-MESSAGES = CHAT._replace(path="/v1/messages", body=lambda streams, **fields: body(streams, **{"max_tokens": 50, **fields}))
+MESSAGES = CHAT._replace(path="/v1/messages", body=messages_body)
 RESPONSES = CHAT._replace(path="/v1/responses", body=responses_body, malformed={"input": 5})
+LAST = (b"data: [DONE]\n\n", b'data: {"type":"message_stop"}\n\n')
 APIS = [CHAT, MESSAGES, RESPONSES,
         Api("/v1/completions", text_body, text_chunks("Hello there", usage=True), text_completion("Hello there"),
-            {"prompt": 5}),
+                  {"prompt": 5}),
         Api("/v1/embeddings", embedding_body, None, embeddings([0.5, 0.25]), {"input": 5})]
 CONFIG = f"""
 [models."{MODEL}"]
@@ -593,7 +598,6 @@ def ends(api):
 
 
 ENDS = [(api, ending) for api in APIS for ending in ends(api)]
-LAST = (b"data: [DONE]\n\n", b'data: {"type":"message_stop"}\n\n')
 
 SLOW = """
 import ledger
