@@ -184,10 +184,18 @@ def written(payload, images=()):
 
 
 def images_of(payload):
-    """The image_url objects of a chat that hold an address."""
+    """The image_url objects of a chat that hold an address. Raises InvalidRequest where an engine would read something else,
+    a file of its own for example."""
     sources = [part.get("image_url") for message in payload["messages"] if isinstance(message.get("content"), list)
                for part in message["content"] if isinstance(part, dict) and part.get("type") == "image_url"]
-    return [source for source in sources if isinstance(source, dict) and is_address(source.get("url"))]
+    found = [source for source in sources if not is_data(source)]
+    if not all(isinstance(source, dict) and is_address(source.get("url")) for source in found):
+        raise InvalidRequest("an image must be a data URL (data:image/png;base64,...) or an http(s) address", "messages")
+    return found
+
+
+def is_data(source):
+    return isinstance(source, dict) and isinstance(source.get("url"), str) and source["url"][:5].lower() == "data:"
 
 
 def is_address(url):

@@ -1,4 +1,4 @@
-"""docs/compatibility.md against the code: each row of its OpenAI tables is tried on the real server."""
+"""docs/compatibility.md against the code: each row of its tables is tried on the real server."""
 import re
 
 import pytest
@@ -236,6 +236,112 @@ VECTOR_ROWS = {"model": vectors_model, "input": vectors_input, "encoding_format"
                "dimensions": vectors_dimensions}
 
 
+# ---- Anthropic's messages
+
+MESSAGES = "/v1/messages"
+WEATHER = {"name": "f", "input_schema": {"type": "object"}}
+ASKED = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def converse(front, **fields):
+    return front.post(MESSAGES, **{**ASKED, **fields})
+
+
+def objects(front, status=400, **fields):
+    answer = converse(front, **fields)
+    error = answer.json()
+    assert (answer.status, error["type"]) == (status, "error")
+    return error["error"]["type"], error["error"]["message"]
+
+
+def messages_model(front):
+    for name in (MODEL, MODEL.lower(), "claude-x"):
+        assert front.sent(converse(front, model=name))["model"] == MODEL
+    assert objects(front, 404, model="nope")[0] == "not_found_error"
+
+
+def messages_max_tokens(front):
+    assert "max_tokens: Field required" in objects(front, max_tokens=None)[1]
+    assert front.sent(converse(front, max_tokens=1 << 30))["max_tokens"] == 850000
+
+
+def messages_messages(front):
+    turns = [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "system", "content": "b"},
+             {"role": "user", "content": "c"}]
+    assert [turn["role"] for turn in front.sent(converse(front, messages=turns))["messages"]] == ["user", "system", "user"]
+    assert objects(front, messages=[])[0] == "invalid_request_error"
+
+
+def messages_system(front):
+    for system in ("a", [{"type": "text", "text": "a"}]):
+        assert front.sent(converse(front, system=system))["messages"][0] == {"role": "system", "content": "a"}
+
+
+def messages_blocks(front):
+    blocks = [{"type": "text", "text": "a"}, {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}]
+    turns = [{"role": "user", "content": blocks}, {"role": "assistant", "content": [
+        {"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "redacted_thinking", "data": "x"},
+        {"type": "tool_use", "id": "A", "name": "f", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "A", "content": "b", "is_error": True}]}]
+    sent = front.sent(converse(front, messages=turns, tools=[WEATHER]))["messages"]
+    assert sent[0]["content"][1] == {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    assert sent[1]["tool_calls"][0]["id"] == "A" and sent[2] == {"role": "tool", "tool_call_id": "A", "content": "Error: b"}
+    for block, words in (({"type": "document"}, "document"), ({"type": "odd"}, "odd"),
+                         ({"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/"}}, "no public address"),
+                         ({"type": "image", "source": {"type": "url", "url": "file:///etc/passwd"}}, "data URL")):
+        assert words in objects(front, messages=[{"role": "user", "content": [block]}])[1]
+
+
+def messages_stream(front):
+    names = [event.name for event in converse(front, stream=True).events()]
+    assert names[:2] == ["message_start", "ping"] and names[-2:] == ["message_delta", "message_stop"]
+
+
+def messages_sampling(front):
+    given = {"temperature": 0.5, "top_p": 0.5, "top_k": 3}
+    sent = front.sent(converse(front, **given))
+    assert {name: sent[name] for name in given} == given
+
+
+def messages_tool_choice(front):
+    for given, sent in (("auto", "auto"), ("any", "required"), ("none", "none")):
+        assert front.sent(converse(front, tools=[WEATHER], tool_choice={"type": given}))["tool_choice"] == sent
+    named = front.sent(converse(front, tools=[WEATHER], tool_choice={"type": "tool", "name": "f"}))["tool_choice"]
+    assert named == {"type": "function", "function": {"name": "f"}}
+
+
+def messages_tools(front):
+    sent = front.sent(converse(front, tools=[WEATHER, {"type": "web_search_20250305", "name": "web_search"}]))["tools"]
+    assert [tool["function"]["name"] for tool in sent] == ["f"]
+
+
+def messages_thinking(front):
+    for given, on in (({"type": "enabled", "budget_tokens": 5000}, True), ({"type": "adaptive"}, True), ({"type": "disabled"}, False),
+                      (None, False)):
+        assert front.sent(converse(front, thinking=given))["chat_template_kwargs"]["enable_thinking"] is on
+
+
+def messages_ignored(front):
+    fields = {"metadata": {"user_id": "u"}, "service_tier": "auto", "mcp_servers": [], "cache_control": {"type": "ephemeral"}}
+    assert not fields.keys() & front.sent(converse(front, **fields)).keys()
+
+
+def messages_answer(front):
+    front.engine.play(Json(completion("a", reasoning="hm")))
+    answer = converse(front, thinking={"type": "adaptive"}).json()
+    assert answer["stop_reason"] == "end_turn" and answer["content"][0]["signature"] == ""
+    assert {"input_tokens", "output_tokens"} <= answer["usage"].keys()
+
+
+MESSAGE_ROWS = {
+    "model": messages_model, "max_tokens": messages_max_tokens, "messages": messages_messages, "system": messages_system,
+    "Blocks": messages_blocks, "stream": messages_stream, "temperature, top_p, top_k": messages_sampling,
+    "stop_sequences": lambda front: front.sent(converse(front, stop_sequences=["a"]))["stop"] == ["a"] or pytest.fail("no stop"),
+    "tools": messages_tools, "tool_choice": messages_tool_choice, "thinking": messages_thinking, "cache_control": messages_ignored,
+    "metadata, service_tier, mcp_servers and others": messages_ignored, "Response fields": messages_answer,
+}
+
+
 # ---- answers, errors, routes
 
 def field_usage(front):
@@ -284,7 +390,7 @@ ERROR_ROWS = {"Key sent as": error_key, "No or wrong key": error_no_key, "Unknow
                   {"type": "image_url", "image_url": {"url": f"http://example.org/{n}"}} for n in range(17)]}]), "messages")}
 CHAPTERS = {"Chat completions parameters": (CHAT, CHAT_ROWS), "Completions parameters": (TEXT, TEXT_ROWS),
             "Embeddings parameters": (VECTORS, VECTOR_ROWS), "Response fields": (CHAT, FIELD_ROWS),
-            "Authentication and errors": (CHAT, ERROR_ROWS)}
+            "Authentication and errors": (CHAT, ERROR_ROWS), "Messages parameters": (MESSAGES, MESSAGE_ROWS)}
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

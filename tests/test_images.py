@@ -486,6 +486,22 @@ def test_what_reaches_the_engine(gate, server, streams):
     assert server.host not in gate.log
 
 
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("path, body", [
+    ("/v1/messages", lambda url: {"max_tokens": 9, "messages": [{"role": "user", "content": [
+        {"type": "image", "source": {"type": "url", "url": url}}]}]}),
+    ("/v1/responses", lambda url: {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]}),
+])
+def test_images_of_every_api(gate, server, path, body, streams):
+    client = gate.client()
+    assert client.post(path, {**body(play(server, *sends(PNG))), "stream": streams}).read_all()
+    assert url_of(PNG) in gate.engine.requests[-1].body
+    for url in ("http://127.0.0.1/", "file:///etc/passwd", "ftp://example.org/a.png"):
+        answer = client.post(path, {**body(url), "stream": streams})
+        assert answer.status == 400 and "data URL" in answer.json()["error"]["message"]
+    assert len(gate.engine.requests) == 1
+
+
 def test_images_of_a_large_body(gate, server):
     """Beside long strings that are never parsed."""
     url, data = play(server, *sends(PNG)), "data:image/png;base64," + "A" * (3 << 20)

@@ -435,6 +435,19 @@ def test_system_prompt_sampling_and_hidden(gateway, engine):
     assert [entry["id"] for entry in page["models"]] == ["chat"]
 
 
+@pytest.mark.parametrize("path, body", [
+    ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}), ("/v1/responses", {"input": "Hi"}),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Hi"}]})])
+def test_system_prompt_through_every_api(gateway, engine, path, body):
+    front = gateway(config=PARTICULAR)
+    for own, system in (({}, "Be brief."), ({"instructions" if "responses" in path else "system": "Mine."}, "Mine.")):
+        assert front.client().post(path, {**body, **own, "model": "chat"}).status == 200
+        asked = [probe for probe in engine.probes if probe.path == "/tokenize"] if "count" in path else engine.requests
+        sent = asked[-1].json()
+        assert [message for message in sent["messages"] if message["role"] == "system"] == [{"role": "system", "content": system}]
+        assert "count" in path or sent["temperature"] == 0.6
+
+
 def test_a_key_is_told_of_its_own_models(gateway, engine):
     engine.models = [*MODELS, {"id": "other"}]
     front = gateway()
