@@ -16,7 +16,8 @@ from werkzeug.wsgi import ClosingIterator
 
 import call as calls
 import ledger
-from dialects import chat, completions, embeddings, messages, messages_count, openai_refusal
+from dialects import chat, completions, embeddings, messages, openai_refusal
+from dialects.messages import count as messages_count
 from dialects.responses import Responses
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound
 from routes import ROUTES

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import strategies as st
 
 import errors
-from dialects import messages, messages_count
-from dialects.messages_in import inlined
-from dialects.messages_out import MessageStream, figures, refusal
+from dialects import messages
+from dialects.messages import count as messages_count
+from dialects.messages.conversation import inlined
+from dialects.messages.events import MessageStream, figures, refusal
 from engine import DONE, chat_chunks, chunk, completion, died, llama_chunks, llama_completion, sse
 from errors import ModelNotFound, Refusal, UpstreamError, from_engine
 

@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from dialects.response_items import Inside, input_of
+from dialects.responses.items import Inside, input_of
 from dialects.responses import OWN, Responses
 from engine import (DONE, chat_chunks, chunk, completion, died, llama_chunks, llama_completion, sse, tokens)
 from errors import Overloaded, QueueFull, Refusal, UpstreamError, UpstreamTimeout, from_engine

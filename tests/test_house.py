@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PURE = ["stream", "admission", "reasoning", "errors",
-        *(f"dialects.{path.stem}" for path in (ROOT / "dialects").glob("[!_]*.py")), "dialects"]
+        *sorted(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+                for path in (ROOT / "dialects").rglob("*.py"))]
 NOT_PURE = {"gevent", "socket", "ssl", "select", "selectors", "time", "threading", "subprocess", "asyncio", "requests",
             "random", "secrets"}
 EFFECTS = {"gevent", "requests", "gunicorn", "flask", "peewee"}

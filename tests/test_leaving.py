@@ -14,8 +14,8 @@ import pytest
 
 from client import Truncated
 from conftest import clean_environment, wait_until
-from dialects.messages_out import MessageStream
-from dialects.response_stream import Options, ResponseStream
+from dialects.messages.events import MessageStream
+from dialects.responses.events import Options, ResponseStream
 from engine import (Engine, Hang, Head, Json, Pause, Send, Wait, chat_chunks, compact, completion, embeddings, text_chunks,
                     text_completion)
 from inside import gauges, idle, row_now, row_of, rows, started

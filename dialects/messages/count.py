@@ -4,7 +4,7 @@ Source: the gateway's specification, pages 3 and 4; Anthropic's reference of POS
 """
 from dialects import counted, parse
 from dialects.messages import read_prompt
-from dialects.messages_out import refusal           # noqa: F401, part of a dialect
+from dialects.messages.events import refusal           # noqa: F401, part of a dialect
 from stream import dumps
 
 

@@ -1,7 +1,7 @@
 """The tools of a Responses request, and the functions that the engine knows them as."""
 import re
 
-from dialects.response_items import Tool
+from dialects.responses.items import Tool
 from errors import InvalidRequest
 
 CALLABLE = ("function", "custom")

@@ -1,13 +1,13 @@
 """OpenAI's Responses API, stateless: what a request says is all that is known.
 
-Its items become the messages of a chat, its tools functions of the engine's; response_stream.py writes the answer.
+Its items become the messages of a chat, its tools functions of the engine's; events.py writes the answer.
 
 Source: OpenAI's published schema (github.com/openai/openai-openapi), CreateResponse; what Codex sends.
 """
 from dialects import engine_chat, parse, typed
-from dialects.response_input import messages_of
-from dialects.response_stream import Options, ResponseStream
-from dialects.response_tools import Toolbox
+from dialects.responses.input import messages_of
+from dialects.responses.events import Options, ResponseStream
+from dialects.responses.tools import Toolbox
 from errors import InvalidRequest, error_body
 from stream import dumps
 

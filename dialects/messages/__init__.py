@@ -1,6 +1,6 @@
 """Anthropic's Messages: the request as an Ask, the plain answer, the refusals.
 
-Conversation and tools are read in messages_in.py, the stream's events are made in messages_out.py. Clients read
+Conversation and tools are read in conversation.py, the stream's events are made in events.py. Clients read
 `content[0].text`, so without thinking there is no thinking block: reasoning that comes all the same is left out.
 
 Source: the gateway's specification, pages 3 and 4; Anthropic's reference of POST /v1/messages; docs/messages.md lists
@@ -10,9 +10,9 @@ import logging
 
 from dialects import engine_chat, mended, parse, to_count, typed
 from dialects.chat import collected, write_message
-from dialects.messages_in import at, read_conversation, read_tools
-from dialects.messages_out import MessageStream, figures, message_id, reason_of
-from dialects.messages_out import refusal           # noqa: F401, part of a dialect
+from dialects.messages.conversation import at, read_conversation, read_tools
+from dialects.messages.events import MessageStream, figures, message_id, reason_of
+from dialects.messages.events import refusal           # noqa: F401, part of a dialect
 from errors import InvalidRequest
 from stream import choices_of, dumps, loads
 

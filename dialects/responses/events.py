@@ -7,7 +7,7 @@ Source: OpenAI's published schema (github.com/openai/openai-openapi), ResponseSt
 import re
 from typing import Callable, NamedTuple
 
-from dialects.response_items import Call, CustomCall, LoggedMessage, Message, Pen, Refused, Thinking, Tool, quoted
+from dialects.responses.items import Call, CustomCall, LoggedMessage, Message, Pen, Refused, Thinking, Tool, quoted
 from errors import UpstreamError
 from stream import PieceStream, choices_of, dumps
 
