@@ -11,6 +11,7 @@ import peewee
 
 from errors import SettingsError
 
+PAGE = 1024                                         # bytes, of a new file: a row of the ledger touches four pages, and each is logged whole
 database = peewee.SqliteDatabase(None, thread_safe=False)
 opened = SimpleNamespace(file=None)                 # which file the connection has
 
@@ -23,7 +24,7 @@ def open_database(path, patient=True):
             if file.read(16) not in (b"", b"SQLite format 3\0"):
                 raise OSError("it is no SQLite database")
         os.chmod(path, 0o600)
-        database.init(str(path), pragmas={"journal_mode": "wal", "synchronous": "normal", "busy_timeout": 5000},
+        database.init(str(path), pragmas={"page_size": PAGE, "journal_mode": "wal", "synchronous": "normal", "busy_timeout": 5000},
                       check_same_thread=False)
         database.connect(reuse_if_open=True)
         migrate()
