@@ -11,7 +11,7 @@ from .stage import HERE, Missing, Stage, compile_all
 
 STREAMS, FEW = 10_000, 500                          # that are compared byte for byte; with --quick
 PATIENCE = 60                                       # seconds in all for quiet moments
-GROUPS = list(dict.fromkeys([measure.group for measure in measures.MEASURES.values()] + ["translated", "whole"]))
+GROUPS = list(dict.fromkeys([measure.group for measure in measures.MEASURES.values()] + ["whole"]))
 
 
 def main(arguments=None):
@@ -33,7 +33,6 @@ def read_options(arguments):
     parser.add_argument("--only", metavar="NAME,…", type=groups, help="of " + ", ".join(GROUPS))
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each measure, whose median counts (3)")
     parser.add_argument("--peers", action="store_true", help="also LiteLLM, vllm-router and smol-llm-proxy, from PyPI")
-    parser.add_argument("--path", help="a route of the gateway's that translates each chunk: adds `translated`")
     parser.add_argument("--json", metavar="FILE", type=Path, help="where all numbers go (bench/results/DATE.json)")
     options = parser.parse_args(arguments)
     options.rounds = max(1, options.rounds or (1 if options.quick else 3))
@@ -110,12 +109,7 @@ class Run:
 
     def chosen(self):
         """The measures of this run, by name."""
-        found = dict(measures.MEASURES)
-        if self.options.path:
-            found["translated"] = measures.translated(self.options.path)
-        elif self.options.only and "translated" in self.options.only:
-            self.lacks("translated needs --path, a route whose dialect translates")
-        found = {name: measure for name, measure in found.items() if self.wants(measure.group)}
+        found = {name: measure for name, measure in measures.MEASURES.items() if self.wants(measure.group)}
         if not self.options.quick:
             return found
         return {name: measures.quick(measure) for name, measure in found.items()

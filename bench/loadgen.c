@@ -155,7 +155,7 @@ static void on_line(struct connection *c) {
   if (!c->heard) { c->heard = 1; add(&first_event, moment - c->begun); }
   c->line[c->line_size] = 0;
   char *stamp = strstr(c->line, "w@");
-  if (stamp && stamp + 18 <= c->line + c->line_size) on_token(c, stamp + 2);
+  if (stamp && stamp + 18 <= c->line + c->line_size && strstr(c->line, "\"delta\"")) on_token(c, stamp + 2);
   else if (strstr(c->line, "[DONE]") || strstr(c->line, "message_stop") || strstr(c->line, "response.completed")) c->ended = 1;
 }
 

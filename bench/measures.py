@@ -34,13 +34,14 @@ MANY = Pace(300, 2.0, (2.5, 5.8))                   # 1,000 streams: ten groups 
 
 
 def paced(stage, target, count, pace=SPREAD, path=None):
-    """`count` streams at 50 tokens a second.
+    """`count` streams at 50 tokens a second; `path`: through that route of the gateway's, while nginx has chats as ever.
 
     steady_us   CPU per chunk while all of them flow
     setup_us    all CPU from before the first stream to after the last, per chunk
     kept        tokens in the window, of those asked for
     """
-    request = stage.requests.file(target, model="fake@50", tokens=pace.tokens, stream=True, path=path)
+    request = stage.requests.file(target, model="fake@50", tokens=pace.tokens, stream=True,
+                                  path=path if target.name == "sparks" else None)
     before = machine.cpu(target.pids)
     load = stage.load(target, request, conns=count, requests=count, secs=pace.ramp + 1, ramp=pace.ramp, sse=1,
                       spread=int(pace.spread), tokens=pace.tokens, window="%g,%g" % pace.window, grace=pace.tokens / RATE + 4)
@@ -160,6 +161,8 @@ MEASURES = {
     "upload": Measure("upload", upload, slow=True),  # early: what many streams leave in memory would count as the body's
     "in step 200": Measure("chunk", partial(paced, count=200, pace=IN_STEP), peers=True),
     "spread 200": Measure("chunk", partial(paced, count=200)),
+    "messages 200": Measure("translated", partial(paced, count=200, pace=IN_STEP, path="/v1/messages")),
+    "responses 200": Measure("translated", partial(paced, count=200, pace=IN_STEP, path="/v1/responses")),
     "spread 1000": Measure("many", partial(paced, count=1000, pace=replace(MANY, spread=True))),
     "in step 1000": Measure("many", partial(paced, count=1000, pace=MANY)),
     "burst": Measure("burst", burst, ALL, True),
@@ -181,11 +184,3 @@ def quick(measure):
         window = (pace.window[0], pace.window[1] - pace.tokens / 2 / RATE)
         return replace(measure, run=partial(measure.run, pace=replace(pace, tokens=pace.tokens // 2, window=window)))
     return replace(measure, run=partial(measure.run, seconds=1)) if function in (plain, first, burst) else measure
-
-
-def translated(path):
-    """The measure of a dialect that parses each chunk and writes an event of its own: the gateway on another path, nginx
-    as ever."""
-    def run(stage, target):
-        return paced(stage, target, 200, IN_STEP, path if target.name == "sparks" else None)
-    return Measure("translated", run)
