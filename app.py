@@ -32,6 +32,7 @@ DIALECTS = {                                        # the routes that ask a mode
     "/v1/embeddings": embeddings,
 }
 PIECE = 1 << 16                                     # bytes of a plain answer in one write
+MOST_ECHO = 8 << 20                                 # bytes of a request that its answer repeats: no context is as long
 JSON = ("Content-Type", "application/json")
 STREAM_HEADERS = [("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache, no-transform"),
                   ("X-Accel-Buffering", "no")]
@@ -52,7 +53,7 @@ def front(desk, keyring, small):
     """The one place that makes a Call and releases it, whatever becomes of the response."""
     def application(environ, start_response):
         call = environ["sparks.call"] = calls.Call(desk, environ)
-        dialect = DIALECTS.get(environ["PATH_INFO"]) if environ["REQUEST_METHOD"] == "POST" else None
+        dialect = DIALECTS.get(path_of(environ)) if environ["REQUEST_METHOD"] == "POST" else None
         try:
             answer = complete(call, dialect, keyring, environ, start_response) if dialect else small(environ, start_response)
             return ClosingIterator(answer, call.close)
@@ -64,9 +65,14 @@ def front(desk, keyring, small):
     return application
 
 
+def path_of(environ):
+    """The path as the router of the small routes takes it: a base URL that ends with a slash makes one too many."""
+    return "/" + environ["PATH_INFO"].strip("/")
+
+
 def complete(call, dialect, keyring, environ, start_response):
     """A request for a completion, through a dialect."""
-    call.route = f"POST {environ['PATH_INFO']}"
+    call.route = f"POST {path_of(environ)}"
     try:
         check_edge(environ, call.desk.settings)
         call.key = key_of(environ, keyring)
@@ -88,7 +94,7 @@ def serve(call, dialect):
     ask = dialect.read(body, call.desk.fleet.view(call.key))
     ask.body, ask.count = call.body.restore(ask.body), ask.count and call.body.restore(ask.count)
     if ask.echo:
-        ask.echo[:] = [b"".join(call.body.restore(ask.echo))]
+        ask.echo[:] = [whole_echo(call.body.restore(ask.echo))]
     del body
     if ask.stream is None:
         body = calls.plain(call, ask, dialect.write) if ask.path else dialect.write(calls.count(call, ask), ask)[0]
@@ -96,6 +102,14 @@ def serve(call, dialect):
     events = calls.relay(call, ask)
     first = next(events)                            # a Refusal here is still an HTTP status
     return STREAM_HEADERS, chain([first], events)
+
+
+def whole_echo(parts):
+    """What an answer repeats of its request, as bytes: a stream says it three times, so there is less of it than of a body."""
+    if sum(map(len, parts)) > MOST_ECHO:
+        raise InvalidRequest(f"instructions, tools and text.format hold over {MOST_ECHO >> 20} MB together, and each answer "
+                             "repeats them; send long texts in `input`", "instructions")
+    return b"".join(parts)
 
 
 def pieces(body):

@@ -144,7 +144,7 @@ class Pump:
     def write(self, events):
         data = b"%x\r\n%b\r\n" % (len(events), events) if self.chunked else events
         if self.left:
-            self.left += data
+            self.left = b"".join((self.left, data))
         else:
             self.push(data)
 
@@ -160,7 +160,7 @@ class Pump:
         if sent == len(data):
             self.left = b""
         else:                                       # the engine waits for the client
-            self.left = data[sent:]
+            self.left = memoryview(data)[sent:]     # of a large event, no copy at each write
             self.reader.stop()
             self.writer.start(self.guarded, self.on_client)
 

@@ -202,8 +202,10 @@ class Calls:
 
     def known(self, theirs, ident, name):
         """The true index of the call that a piece goes on with, or None if it begins one."""
-        if ident in self.by_id:
-            return self.by_id[ident]
+        index = self.by_id.get(ident)
+        another = name and theirs is not None and theirs not in self.by_index and index in self.by_index.values()
+        if index is not None and not another:       # some engines have one id for several calls
+            return index
         if theirs is not None:
             return None if ident and name else self.by_index.get(theirs)
         goes_on = self.names and not (name and (ident or self.names[-1]))
@@ -212,7 +214,8 @@ class Calls:
     def open(self, call, ident, completion):
         index = len(self.names)
         self.names.append(None)
-        if not ident:
+        if not ident or ident in self.by_id:
+            self.by_id[ident] = None                # no more a way to tell
             call["id"] = f"call_{completion}_{index}"       # without one the client could not send its result back
         self.by_id[call["id"]] = index
         return index
@@ -439,8 +442,7 @@ class ChatStream:
 
     def choice(self, choice, chunk):
         """Mend one choice in place. Returns whether it changed, or None if nothing is left of it."""
-        index = choice.get("index")
-        state = self.choices.setdefault(index if isinstance(index, int) else 0, Choice())
+        state = self.choices.setdefault(place_of(choice), Choice())
         delta, odd = choice.get("delta"), not isinstance(choice.get("delta"), dict)
         if odd:
             delta = choice["delta"] = {}
@@ -486,8 +488,7 @@ class CompletionStream(ChatStream):
         return choice
 
     def choice(self, choice, chunk):
-        index = choice.get("index")
-        state = self.choices.setdefault(index if isinstance(index, int) else 0, Choice())
+        state = self.choices.setdefault(place_of(choice), Choice())
         finishes = bool(choice.get("finish_reason"))
         state.finished = state.finished or finishes
         self.tokens += bool(choice.get("text") or finishes)
@@ -497,10 +498,14 @@ class CompletionStream(ChatStream):
         return odd
 
 
+SAID = {"reasoning": "reasoning", "refusal": "refusal", "text": "content"}      # kind of a text -> its name in a delta
+GIVEN_UP = ("abort", "error")                       # vLLM's finish_reasons for an answer that is none
+
+
 class PieceStream(ChatStream):
     """A stream for an API with events of its own, over the same reading and mending. A dialect writes the events:
 
-        text(kind, text) -> bytes       kind "reasoning" or "text"; text is the inside of a JSON string, as bytes
+        text(kind, text) -> bytes       kind "reasoning", "text" or "refusal"; text is the inside of a JSON string, as bytes
         piece(kind, value) -> bytes     "tool": a tool call's delta; "finish": the choice that ends (a dict, with
                                         finish_reason and vLLM's stop_reason); "usage": the engine's figures
         end(), fail(error), alive()     as for every stream
@@ -515,20 +520,28 @@ class PieceStream(ChatStream):
         self.thoughts += thought
         return self.text("reasoning" if thought else "text", text)
 
+    def quick(self, event):
+        return None if len(self.choices) > 1 else super().quick(event)
+
     def give(self, chunk, data, changed):
-        out = [self.one_piece(kind, value) for choice in choices_of(chunk) for kind, value in pieces_of(choice)]
+        out = [self.one_piece(kind, value) for choice in self.own(chunk) for kind, value in pieces_of(choice)]
         if isinstance(chunk.get("usage"), dict):
             out.append(self.piece("usage", chunk["usage"]))
         return b"".join(out)
 
+    def own(self, chunk):
+        """The choices of a chunk that belong to the one answer there is: an engine may give more, unasked."""
+        first = next(iter(self.choices), 0)
+        return [choice for choice in choices_of(chunk) if place_of(choice) == first]
+
     def one_piece(self, kind, value):
-        return self.text(kind, dumps(value)[1:-1]) if kind in ("reasoning", "text") else self.piece(kind, value)
+        return self.text(kind, dumps(value)[1:-1]) if kind in SAID else self.piece(kind, value)
 
 
 def pieces_of(choice):
     """What a mended choice of a chunk says, in order: (kind, value)."""
     delta = choice["delta"]
-    for kind, name in (("reasoning", "reasoning"), ("text", "content")):
+    for kind, name in SAID.items():
         if isinstance(delta.get(name), str) and delta[name]:
             yield kind, delta[name]
     calls = delta.get("tool_calls")
@@ -537,6 +550,18 @@ def pieces_of(choice):
             yield "tool", call
     if choice.get("finish_reason"):
         yield "finish", choice
+
+
+def check_end(finish):
+    """Raises UpstreamError where a finish_reason says that the answer is not whole."""
+    if not finish:
+        raise UpstreamError("the engine broke off before the answer was finished; send the request again")
+    if finish in GIVEN_UP:
+        raise UpstreamError("the engine gave this answer up; send the request again")
+
+
+def place_of(choice):
+    return choice["index"] if isinstance(choice.get("index"), int) else 0
 
 
 def choices_of(answer):

@@ -530,6 +530,22 @@ STREAMS = {
                calls((1, None, f(None, '{"b":2}'))), finish="tool_calls"),
         [*block(0, "thinking", "hm"), *block(1, "text", "Both."), *call(2, "t1", "f", "{}"), *call(3, "t2", "g", '{"b":2}'),
          ("tool_use",)]),
+    # the SDKs raise at arguments that are no JSON; the engine's own mistakes reach the client as a tool's input does
+    "arguments that are no JSON": (
+        chunks(ROLE, calls((0, "t1", f("f", " no"))), calls((0, None, f(None, "pe"))), finish="tool_calls"),
+        [*call(0, "t1", "f", '{"input":" nope"}'), ("tool_use",)]),
+    "arguments of another language": (
+        chunks(ROLE, calls((0, "t1", f("f", "{"))), calls((0, None, f(None, "'a': 1}"))), says("Done"), finish="tool_calls"),
+        [*call(0, "t1", "f", """{"input":"{'a': 1}"}"""), *block(1, "text", "Done"), ("tool_use",)]),
+    "arguments that are a list": (chunks(ROLE, calls((0, "t1", f("f", [1]))), finish="tool_calls"),
+                                  [*call(0, "t1", "f", '{"input":[1]}'), ("tool_use",)]),
+    "more behind the arguments": (
+        chunks(ROLE, calls((0, "t1", f("f", '{"a":"}\\'))), calls((0, None, f(None, '"}{"} and'))),
+               calls((0, None, f(None, ' more"}'))), finish="tool_calls"),
+        [*call(0, "t1", "f", '{"a":"}\\"}{"}'), ("tool_use",)]),
+    "an empty object before the arguments": (
+        chunks(ROLE, calls((0, "t1", f("f", "{}"))), calls((0, None, f(None, '{"a":1}'))), finish="tool_calls"),
+        [*call(0, "t1", "f", r'{"input":"{}{\"a\":1}"}'), ("tool_use",)]),
     "two calls in one delta": (chunks(ROLE, calls((0, "t1", f("f", "{}")), (1, "t2", f("g", "{}"))), finish="tool_calls"),
                                [*call(0, "t1", "f", "{}"), *call(1, "t2", "g", "{}"), ("tool_use",)]),
     # orangeboyChen/codebuddy2api/pull/11: a block was opened while another one was open
@@ -537,6 +553,16 @@ STREAMS = {
                               calls((1, None, f(None, '{"b"'))),
                               calls((0, None, f(None, ":1}"))), calls((1, None, f(None, ":2}"))), finish="tool_calls"),
                        [*call(0, "t1", "f", '{"a":1}'), *call(1, "t2", "g", '{"b":2}'), ("tool_use",)]),
+    "one id for two calls": (
+        chunks(ROLE, calls((0, "t1", f("f", '{"a":1}'))), calls((1, "t1", f("f", '{"a"'))), calls((1, "t1", f(None, ":2}"))),
+               finish="tool_calls"),
+        [*call(0, "t1", "f", '{"a":1}'), *call(1, "call_chatcmpl-a4d799bba2c27bd4_1", "f", '{"a":2}'), ("tool_use",)]),
+    "several choices": (
+        [sse(chunk(delta, finish, index=index)) for index, delta, finish in (
+            (0, ROLE, None), (0, says("He"), None), (1, ROLE, None), (1, says("Good"), None), (0, says("llo"), None),
+            (1, calls((0, "t1", A)), None), (1, {}, "length"), (0, {}, "stop"))] + [DONE],
+        [*block(0, "text", "Hello"), ("end_turn",)]),
+    "a refusal": (chunks(ROLE, {"refusal": "I won't"}, {"refusal": " say."}), [*block(0, "text", "I won't say."), ("refusal",)]),
     "three that mix, the first one never whole": (
         chunks(ROLE, calls((0, "t1", f("f", '{"a'))), calls((1, "t2", f("g", "{"))), calls((2, "t3", f("h", "{}"))),
                calls((1, None, f(None, "}"))),
@@ -784,6 +810,10 @@ def test_a_plain_answer(make, thinks):
     ({"tool_calls": [None, {}, {"function": {"name": ""}}, {"function": {"name": "f"}}], "content": None},
      [{"type": "tool_use", "id": "toolu_0", "name": "f", "input": {}}], "tool_use"),
     ({"tool_calls": "x", "content": 5}, [], "end_turn"),
+    ({"tool_calls": [{"id": ident, "function": {"name": "f"}} for ident in ("t", "t", "", None, [5])], "content": None},
+     [{"type": "tool_use", "id": ident, "name": "f", "input": {}} for ident in ("t", "toolu_1", "toolu_2", "toolu_3", "toolu_4")],
+     "tool_use"),
+    ({"refusal": "I won't.", "content": None}, [text("I won't.")], "refusal"),
 ])
 def test_odd_messages(change, content, reason):
     answer = completion("Hello")
@@ -794,7 +824,7 @@ def test_odd_messages(change, content, reason):
 
 @pytest.mark.parametrize("finish, stopped, reason, sequence", [
     ("length", None, "max_tokens", None), ("stop", "END", "stop_sequence", "END"), ("stop", 5, "end_turn", None),
-    ("content_filter", None, "refusal", None), (None, None, "end_turn", None), ({}, [], "end_turn", None)])
+    ("content_filter", None, "refusal", None), ([5], [], "end_turn", None)])
 def test_plain_ends(finish, stopped, reason, sequence):
     answer = completion("Hello")
     answer["choices"][0].update(finish_reason=finish, stop_reason=stopped)
@@ -821,11 +851,27 @@ def test_a_plain_answer_to_a_stream():
     assert [line[:2] for line in found[2:]] == [line[:2] for line in [*WHOLE, ("end",)]]
 
 
-@pytest.mark.parametrize("answer", [{}, {"choices": [], "usage": 5}, {"choices": [{}], "id": 5},
-                                    {"choices": [{"message": None}], "id": []}])
+@pytest.mark.parametrize("answer", [{"choices": [{"finish_reason": "stop"}], "id": 5, "usage": 5},
+                                    {"choices": [{"message": None, "finish_reason": "stop"}], "id": []}])
 def test_hardly_an_answer(answer):
     said, _ = write(answer)
     assert said["content"] == [] and said["id"].startswith("msg_") and said["usage"] == {}
+
+
+@pytest.mark.parametrize("answer", [{}, {"choices": [], "usage": 5}, {"choices": [{}]}, {"choices": [{"message": {"content": "a"}}]},
+                                    *({"choices": [{"message": {"content": "a"}, "finish_reason": reason}]}
+                                      for reason in (None, "", "abort", "error"))])
+def test_no_whole_answer(answer):
+    with pytest.raises(UpstreamError):
+        write(answer)
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_answer_that_the_engine_gave_up(reason):
+    stream = MessageStream("claude-x", True)
+    stream.feed(b"".join(chunks(ROLE, says("Hello"), finish=reason)))
+    with pytest.raises(UpstreamError):
+        stream.end()
 
 
 def test_the_answers_model_is_the_one_asked_for():

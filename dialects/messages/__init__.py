@@ -14,7 +14,7 @@ from dialects.messages.conversation import at, read_conversation, read_tools
 from dialects.messages.events import MessageStream, figures, message_id, reason_of
 from dialects.messages.events import refusal           # noqa: F401, part of a dialect
 from errors import InvalidRequest
-from stream import choices_of, dumps, loads
+from stream import choices_of, dumps, loads, plain
 
 log = logging.getLogger("sparks")
 BUDGETS = ((4096, "low"), (16384, "high"))          # thinking tokens below which a word stands for them; from there on: max
@@ -126,7 +126,8 @@ def write(answer, ask):
     choice = next(iter(choices_of(answer)), {})
     message = choice["message"] if isinstance(choice.get("message"), dict) else {}
     blocks = blocks_of(message, ask.extra["thinks"])
-    reason, sequence = reason_of(choice, any(block["type"] == "tool_use" for block in blocks))
+    called, refused = any(block["type"] == "tool_use" for block in blocks), bool(message.get("refusal"))
+    reason, sequence = reason_of(choice, called, refused)
     usage = answer.get("usage")
     return dumps({
         "id": message_id(answer.get("id")), "type": "message", "role": "assistant", "model": ask.extra["named"],
@@ -137,22 +138,27 @@ def write(answer, ask):
 def blocks_of(message, thinks):
     """The content blocks of a message of the engine's."""
     write_message(message, ("reasoning",))
-    thought, text = message.get("reasoning"), message.get("content")
+    thought, texts = message.get("reasoning"), [message.get("refusal"), message.get("content")]
     blocks = []
     if isinstance(thought, str) and thought.strip() and thinks:
         blocks.append({"type": "thinking", "thinking": thought, "signature": ""})
     elif thought and not thinks:
         log.info("thinking was off; %d characters of it were left out", len(thought))
-    if isinstance(text, str) and text.strip():
+    text = "".join(text for text in texts if isinstance(text, str))
+    if text.strip():
         blocks.append({"type": "text", "text": text})
-    calls = message.get("tool_calls")
-    return blocks + [block for call in (calls if isinstance(calls, list) else ()) for block in tool_use(call, len(blocks))]
+    return blocks + list(tool_uses(message.get("tool_calls")))
 
 
-def tool_use(call, number):
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-        return
-    ident = call.get("id")
-    yield {"type": "tool_use", "id": str(ident) if ident else f"toolu_{number}", "name": function["name"],
-           "input": loads(mended(function.get("arguments")).encode("utf-8", "surrogatepass"))}
+def tool_uses(calls):
+    """The calls as blocks, no two of one id."""
+    taken = set()
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            continue
+        ident = str(plain(call.get("id")) or "")
+        ident = ident if ident and ident not in taken else f"toolu_{len(taken)}"
+        taken.add(ident)
+        yield {"type": "tool_use", "id": ident, "name": function["name"],
+               "input": loads(mended(function.get("arguments")).encode("utf-8", "surrogatepass"))}

@@ -11,7 +11,8 @@ Source: Anthropic's reference of streaming messages, and what its SDKs' accumula
 import logging
 import re
 
-from stream import PieceStream, dumps, loads, plain
+from dialects import mended
+from stream import PieceStream, check_end, dumps, plain
 
 log = logging.getLogger("sparks")
 BLANK = re.compile(rb"(?: |\\[nrt])*+")             # white space inside a JSON string
@@ -34,30 +35,73 @@ def delta_head(kind, index):
     return b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":%b' % (index, kind)
 
 
-class Tool:
-    """A tool call on its way. `parts`: the pieces of its arguments so far; `state`: "" (not begun), "open" or "closed"."""
+class Extent:
+    """Tells where a JSON object ends that arrives in pieces."""
+
+    MARK = re.compile(r'"|\\.|\\\Z|[{}\[\]]', re.S)
 
     def __init__(self):
-        self.id, self.name, self.parts, self.state = None, None, [], ""
+        self.depth, self.inside, self.escaped, self.over = 0, False, False, False     # inside: of a string
+
+    def cut(self, text):
+        """As much of the text as belongs to the object."""
+        if self.over or not text:
+            return ""
+        begin, self.escaped = int(self.escaped), False
+        for found in self.MARK.finditer(text, begin):
+            mark = found[0]
+            if mark == '"':
+                self.inside = not self.inside
+            elif mark[0] == "\\":
+                self.escaped = len(mark) == 1
+            elif not self.inside:
+                self.depth += 1 if mark in "{[" else -1
+                if not self.depth:
+                    self.over = True
+                    return text[:found.end()]
+        return text
+
+
+class Tool:
+    """A tool call on its way. `state`: "" (not begun), "open" or "closed".
+
+    held    what is not said of its arguments: all of them until they are seen to be an object. The SDKs raise at anything
+            else, so that in the end it is put into one
+    bare    the arguments without white space, while they are held
+    """
+
+    def __init__(self):
+        self.id, self.name, self.state = None, None, ""
+        self.held, self.bare, self.extent = [], "", Extent()
 
     def take(self, call):
-        """Add a piece; returns the arguments in it."""
+        """Add a piece."""
         function = call.get("function") if isinstance(call.get("function"), dict) else {}
         self.id = self.id or plain(call.get("id"))
         if isinstance(function.get("name"), str) and not self.state:
             self.name = (self.name or "") + function["name"]
         given = function.get("arguments")
-        text = given if isinstance(given, str) else "" if given is None else dumps(given).decode()
-        self.parts.append(text)
-        return text
+        self.held.append(given if isinstance(given, str) else "" if given is None else dumps(given).decode())
+
+    def ready(self):
+        """What can be said of its arguments now."""
+        if self.bare in ("", "{", "{}"):            # not seen yet what they are
+            self.held = ["".join(self.held)]
+            self.bare = "".join(self.held[0].split())
+        if not self.bare.startswith('{"'):
+            return ""
+        text, self.held = "".join(self.held), []
+        return self.extent.cut(text)
+
+    def rest(self):
+        """What is said of them in the end."""
+        text = "".join(self.held)
+        return mended(text) if text.strip() else ""
 
     @property
     def whole(self):
         """Whether its arguments are all there."""
-        try:
-            return isinstance(loads("".join(self.parts).encode("utf-8", "surrogatepass")), dict)
-        except (ValueError, RecursionError):
-            return False
+        return self.extent.over or self.bare == "{}"
 
 
 class MessageStream(PieceStream):
@@ -75,7 +119,7 @@ class MessageStream(PieceStream):
         self.kind, self.index, self.head = None, -1, b""    # of the block that is open
         self.blank, self.dropped = (None, b""), 0
         self.calls, self.open, self.waiting = {}, None, []      # index -> Tool; the one that is open; pieces behind it
-        self.ended = {}                             # the choice that ended
+        self.ended, self.refused = {}, False        # the choice that ended; whether the model declined
 
     # -- the pieces
 
@@ -102,6 +146,9 @@ class MessageStream(PieceStream):
 
     def switch(self, kind, text):
         """A text of another kind than the block that is open."""
+        if kind == "refusal":
+            self.refused = True
+            return self.text("text", text)
         if kind == "reasoning" and not self.thinks:
             self.dropped += 1
             return b""
@@ -118,9 +165,9 @@ class MessageStream(PieceStream):
         """A piece of a tool call."""
         tool = self.calls.setdefault(call.get("index"), Tool())
         if tool is self.open:
-            text = tool.take(call)
-            out = self.arguments(text) if text else b""
-            return out + self.release(text.rstrip().endswith("}") and tool.whole) if self.waiting else out
+            tool.take(call)
+            out = self.arguments(tool.ready())
+            return out + self.release(tool.whole) if self.waiting else out
         if tool.state == "closed":                      # its arguments were whole
             return b""
         if self.waiting or self.unfinished:
@@ -133,11 +180,10 @@ class MessageStream(PieceStream):
         ident = f"toolu_{len(self.calls)}" if tool.id is None else str(tool.id)
         out = self.begin("tool", {"type": "tool_use", "id": ident, "name": tool.name, "input": {}})
         self.open, tool.state = tool, "open"
-        text = "".join(tool.parts)
-        return out + self.arguments(text) if text else out
+        return out + self.arguments(tool.ready())
 
     def arguments(self, text):
-        return self.head + dumps(text)[1:-1] + TAIL
+        return self.head + dumps(text)[1:-1] + TAIL if text else b""
 
     @property
     def unfinished(self):
@@ -146,14 +192,13 @@ class MessageStream(PieceStream):
 
     def release(self, done=True):
         """What waited for the open call, in its order: all of it once the answer has ended."""
-        out = b""
+        out = []
         while done and self.waiting:
             waiting, self.waiting = self.waiting, []
-            out += self.close()
-            for kind, value in waiting:
-                out += self.call(value) if kind == "tool" else self.text(kind, value)
+            out.append(self.close())
+            out += [self.call(value) if kind == "tool" else self.text(kind, value) for kind, value in waiting]
             done = bool(self.ended) or not self.unfinished
-        return out
+        return b"".join(out)
 
     # -- the blocks
 
@@ -174,12 +219,11 @@ class MessageStream(PieceStream):
     def close(self):
         """The end of the block that is open; with it goes the white space that opened none."""
         kind, self.kind, self.blank = self.kind, None, (None, b"")
+        last = delta_head(SIGNED, self.index) + TAIL if kind == "reasoning" else b""
         if self.open is not None:
+            last = self.arguments(self.open.rest())
             self.open.state, self.open = "closed", None
-        if kind is None:
-            return b""
-        signed = delta_head(SIGNED, self.index) + TAIL if kind == "reasoning" else b""
-        return signed + event("content_block_stop", index=self.index)
+        return last + event("content_block_stop", index=self.index) if kind else b""
 
     # -- the end
 
@@ -195,7 +239,7 @@ class MessageStream(PieceStream):
         out += self.release() + self.close()
         if self.dropped:
             log.info("thinking was off; %d tokens of it were left out", self.dropped)
-        reason, sequence = reason_of(self.ended, any(tool.state for tool in self.calls.values()))
+        reason, sequence = reason_of(self.ended, any(tool.state for tool in self.calls.values()), self.refused)
         usage = figures(self.usage, self.prompt_tokens, self.tokens)
         return out + event("message_delta", delta={"stop_reason": reason, "stop_sequence": sequence}, usage=usage) + STOP
 
@@ -207,13 +251,17 @@ def message_id(ident):
     return "msg_" + str(plain(ident) or 0).removeprefix("chatcmpl-")
 
 
-def reason_of(choice, called):
-    """(stop_reason, stop_sequence) of a choice that ended; `called`: whether the message holds a tool call."""
+def reason_of(choice, called, refused):
+    """(stop_reason, stop_sequence) of a choice that ended. `called`: whether the message holds a tool call; `refused`:
+    whether it says that the model declines. Raises UpstreamError where it did not end."""
     finish, stopped = choice.get("finish_reason"), choice.get("stop_reason")
+    check_end(finish)
     if isinstance(finish, str) and finish in REASONS:
         return REASONS[finish], None
     if isinstance(stopped, str) and stopped:            # vLLM's: the sequence, or the number of a token, or nothing
         return "stop_sequence", stopped
+    if refused:
+        return "refusal", None
     return "tool_use" if called else "end_turn", None   # a forced call ends with "stop" in vLLM, and so do others
 
 

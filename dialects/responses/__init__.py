@@ -4,7 +4,7 @@ Its items become the messages of a chat, its tools functions of the engine's; ev
 
 Source: OpenAI's published schema (github.com/openai/openai-openapi), CreateResponse; what Codex sends.
 """
-from dialects import engine_chat, parse, typed
+from dialects import engine_chat, parse, sampling, typed
 from dialects.responses.input import messages_of
 from dialects.responses.events import Options, ResponseStream
 from dialects.responses.tools import Toolbox
@@ -56,7 +56,8 @@ class Responses:
         echo = echo_of(payload, box, reasoning)
         if reasoning["effort"] is not None:
             chat["reasoning"] = {"effort": reasoning["effort"]}
-        rest = {name: value for name, value in payload.items() if name not in OWN}
+        own = OWN + sampling.LENGTH if "max_tokens" in chat else OWN    # else a chat's name for it would win
+        rest = {name: value for name, value in payload.items() if name not in own}
         sealed = "reasoning.encrypted_content" in wanted and self.seal
         stream = ResponseStream(self.token(), Options(
             self.now, box.names, reasoning["summary"] is not None, self.seal.close if sealed else None, "logprobs" in chat))

@@ -7,13 +7,11 @@ Source: OpenAI's published schema (github.com/openai/openai-openapi), ResponseSt
 import re
 from typing import Callable, NamedTuple
 
-from dialects.responses.items import Call, CustomCall, LoggedMessage, Message, Pen, Refused, Thinking, Tool, quoted
-from errors import UpstreamError
-from stream import PieceStream, choices_of, dumps
+from dialects.responses.items import Call, CustomCall, LoggedMessage, Message, Pen, Refused, Thinking, Tool
+from stream import PieceStream, check_end, dumps
 
-BLANK = re.compile(rb"(?: |\\[nrt])*")              # the inside of a JSON string without a word
+BLANK = re.compile(rb"(?: |\\[nrt])*+")             # the inside of a JSON string without a word
 CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}      # finish_reason -> why it is incomplete
-GIVEN_UP = ("abort", "error")                       # vLLM's finish_reasons for an answer that is none
 # Our code, or else the status -> that of a failed Response. The first is in no schema, but OpenAI sends it and Codex acts on it.
 CODES = {"context_length_exceeded": "context_length_exceeded", 429: "rate_limit_exceeded"}
 
@@ -48,7 +46,7 @@ class ResponseStream(PieceStream):
         self.kinds = {"text": LoggedMessage if options.logprobs else Message, "refusal": Refused, "reasoning": Thinking}
         self.created, self.begun = int(options.now()), False
         self.items, self.item, self.calls = [], None, {}        # item: where text goes on
-        self.blank = b""                                        # a text that is no message yet
+        self.blank = []                                         # the pieces of a text that is no message yet
         self.finish = self.response = self.last = None
 
     # -- events
@@ -63,8 +61,7 @@ class ResponseStream(PieceStream):
 
     def end(self):
         super().end()
-        if self.finish in GIVEN_UP:
-            raise UpstreamError("the engine gave this answer up; send the request again")
+        check_end(self.finish)
         if self.last is None:
             status = b"incomplete" if self.finish in CUT else b"completed"
             self.response = self.object(status)
@@ -93,11 +90,11 @@ class ResponseStream(PieceStream):
         usage = self.usage or {}
         read, written = number(usage, "prompt_tokens"), number(usage, "completion_tokens", tokens)
         prompt, completion = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
-        thought = number(completion, "reasoning_tokens", min(thoughts, written))
+        thought, cached = number(completion, "reasoning_tokens", thoughts), number(prompt, "cached_tokens")
         return {"input_tokens": read, "output_tokens": written, "total_tokens": read + written,
-                "input_tokens_details": {"cached_tokens": number(prompt, "cached_tokens"),
+                "input_tokens_details": {"cached_tokens": min(cached, read),
                                          "cache_write_tokens": number(prompt, "created_cache_tokens")},
-                "output_tokens_details": {"reasoning_tokens": thought}}
+                "output_tokens_details": {"reasoning_tokens": min(thought, written)}}
 
     # -- pieces
 
@@ -107,11 +104,11 @@ class ResponseStream(PieceStream):
             return item.say(text)
         if self.finish is not None:
             return b""
-        text, self.blank = self.blank + text if kind == "text" else text, b""
         if kind == "text" and BLANK.fullmatch(text):    # line ends before a call are no message
-            self.blank = text
+            self.blank.append(text)
             return b""
-        return self.turn(self.kinds[kind]) + self.item.say(text)
+        held, self.blank = self.blank if kind == "text" else [], []
+        return self.turn(self.kinds[kind]) + self.item.say(b"".join((*held, text)))
 
     def turn(self, kind, *args):
         """The events of a new item's beginning, and of the end of the one before."""
@@ -136,7 +133,7 @@ class ResponseStream(PieceStream):
         if call["item"] is None:
             if not isinstance(name, str) or not name:
                 return b""
-            self.blank = b""
+            self.blank = []
             tool = self.options.tools.get(name) or Tool("function", name)
             out = self.turn(CustomCall if tool.kind == "custom" else Call, tool, call["id"])
             call["item"] = self.item
@@ -147,7 +144,7 @@ class ResponseStream(PieceStream):
         """The events of the end of all that is still open."""
         out = self.begin()
         if self.blank and not self.items:
-            out += self.turn(self.kinds["text"]) + self.item.say(self.blank)
+            out += self.turn(self.kinds["text"]) + self.item.say(b"".join(self.blank))
         self.finish, self.item = reason if isinstance(reason, str) else "stop", None
         still = [item for item in self.items if not item.final]
         for item in still:
@@ -155,17 +152,14 @@ class ResponseStream(PieceStream):
         return out
 
     def give(self, chunk, data, changed):
-        """Also refusals and logprobs, which stand in chunks that are looked into."""
-        out = []
-        for choice in choices_of(chunk):
-            refusal, given = choice["delta"].get("refusal"), choice.get("logprobs")
-            if self.options.logprobs and isinstance(given, dict) and isinstance(given.get("content"), list):
+        """Also logprobs, which stand in chunks that are looked into."""
+        for choice in self.own(chunk) if self.options.logprobs else ():
+            given = choice.get("logprobs")
+            if isinstance(given, dict) and isinstance(given.get("content"), list):
                 self.pen.logprobs = [token for token in given["content"] if isinstance(token, dict)]
-            if isinstance(refusal, str) and refusal:
-                out.append(self.text("refusal", quoted(refusal)))
-        out.append(super().give(chunk, data, changed))
+        out = super().give(chunk, data, changed)
         self.pen.logprobs = []
-        return b"".join(out)
+        return out
 
 
 def argument(value):

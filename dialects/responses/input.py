@@ -3,6 +3,7 @@
 Items come one by one: thoughts, words and calls of one turn of the model are put together into one message.
 """
 from dialects import mended, typed
+from dialects.responses.items import Tool
 from errors import InvalidRequest
 from stream import dumps
 
@@ -48,7 +49,7 @@ class Reader:
     def __init__(self, box, unseal, instructions):
         self.unseal, self.messages, self.turn, self.images = unseal, [], None, []
         self.lead = [instructions] if instructions else []      # what makes the one system message in front
-        self.engine_names = {(tool.namespace, tool.name): name for name, tool in box.names.items()}
+        self.engine_names = {tool: name for name, tool in box.names.items()}
 
     def read(self, item, where):
         kind = kind_of(item, where)
@@ -71,6 +72,8 @@ class Reader:
     def end(self):
         self.show_images()
         lead = [{"role": "system", "content": "\n\n".join(self.lead)}] if self.lead else []
+        if not lead and not self.messages:
+            raise InvalidRequest("input holds nothing that a model could read: send a message, a call or its output", "input")
         return lead + self.messages
 
     # -- items
@@ -125,7 +128,8 @@ class Reader:
         if not isinstance(namespace, (str, type(None))):
             raise bad(f"{where}.namespace", "must be a text")
         arguments = dumps({"input": given or ""}).decode() if field == "input" else mended_of(given, where)
-        name = self.engine_names.get((namespace, name)) or (f"{namespace}__{name}" if namespace else name)
+        tool = Tool("custom" if field == "input" else "function", name, namespace)
+        name = self.engine_names.get(tool) or (f"{namespace}__{name}" if namespace else name)
         self.own().setdefault("tool_calls", []).append(
             {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
 

@@ -328,8 +328,9 @@ def logprob_of(given):
 
 def bare_logprob(given):
     token = str(given.get("token"))
-    return {"token": token, "logprob": given.get("logprob") or 0,
-            "bytes": given.get("bytes") or list(token.encode("utf-8", "replace"))}
+    logprob, raw = given.get("logprob"), given.get("bytes")
+    return {"token": token, "logprob": logprob if isinstance(logprob, (int, float)) else 0,
+            "bytes": raw if raw and isinstance(raw, list) else list(token.encode("utf-8", "replace"))}
 
 
 def is_json(text):

@@ -56,18 +56,17 @@ class Toolbox:
     def offer(self, tool, kind, where, namespace=None):
         """Offer a tool to the engine as a function. Returns it as a Response repeats it."""
         name, description = named(tool, where), text_of(tool, "description", where)
-        engine_name = self.engine_name(name, namespace)
-        self.names[engine_name] = Tool(kind, name, namespace)
+        engine_name = self.engine_name(Tool(kind, name, namespace))
         make, repeat = (custom, repeat_custom) if kind == "custom" else (function, repeat_function)
         offered = make(tool, where, description)
         self.offered.append({"type": "function", "function": {"name": engine_name, **offered}})
         return repeat({"type": kind, "name": name}, tool, description)
 
-    def engine_name(self, name, namespace):
-        """The engine's name of a tool that the client names so: one that no other tool has."""
-        wanted, number = f"{namespace}__{name}" if namespace else name, 1
+    def engine_name(self, tool):
+        """The engine's name of a Tool: one that no other has."""
+        wanted, number = f"{tool.namespace}__{tool.name}" if tool.namespace else tool.name, 1
         found = wanted
-        while self.names.get(found, (None, name, namespace))[1:] != (name, namespace):
+        while self.names.setdefault(found, tool) != tool:
             number += 1
             found = f"{wanted}_{number}"
         return found
