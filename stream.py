@@ -521,7 +521,9 @@ class PieceStream(ChatStream):
         return self.text("reasoning" if thought else "text", text)
 
     def quick(self, event):
-        return None if len(self.choices) > 1 else super().quick(event)
+        """Not before the choice is known whose texts count."""
+        own = self.choices and b'"index":%d' % next(iter(self.choices)) in event
+        return super().quick(event) if own else None
 
     def give(self, chunk, data, changed):
         out = [self.one_piece(kind, value) for choice in self.own(chunk) for kind, value in pieces_of(choice)]

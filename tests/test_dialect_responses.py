@@ -2,6 +2,7 @@
 import copy
 import gc
 import json
+import time
 import weakref
 from dataclasses import dataclass, field
 
@@ -127,6 +128,11 @@ def test_effort(effort, kwargs):
     assert payload(body_of(reasoning={"effort": effort, "summary": "auto"}))["chat_template_kwargs"] == kwargs
 
 
+def test_the_length_under_its_own_name_counts():
+    assert payload(body_of(max_output_tokens=5, max_completion_tokens=7, max_tokens="x")) == {
+        "messages": [user("Hello")], "max_tokens": 5}
+
+
 def test_without_an_effort_the_model_decides():
     assert "chat_template_kwargs" not in payload(body_of(reasoning={"summary": "auto"}))
 
@@ -249,6 +255,18 @@ def test_names_that_meet_are_told_apart():
     assert list(one.extra["writer"].options.tools) == ["agents__spawn", "agents__spawn_2", "agents__note"]
 
 
+def test_a_function_and_a_custom_tool_of_one_name():
+    tools = [{"type": "function", "name": "f"}, {"type": "custom", "name": "f"}]
+    history = [{"type": "custom_tool_call", "call_id": "A", "name": "f", "input": "x"},
+               {"type": "function_call", "call_id": "B", "name": "f", "arguments": "{}"}]
+    out = payload(body_of(history, tools=tools, tool_choice={"type": "function", "name": "f"}))
+    assert [tool["function"]["name"] for tool in out["tools"]] == ["f", "f_2"]
+    assert [one["function"]["name"] for one in out["messages"][0]["tool_calls"]] == ["f_2", "f"]
+    assert out["tool_choice"] == {"type": "function", "function": {"name": "f"}}
+    found = said(chat_chunks(None, tools=[("f", "{}"), ("f_2", '{"input":"y"}')], usage=FIGURES), tools=tools)[-1]
+    assert [one["type"] for one in found["response"][1]] == ["function_call", "custom_tool_call"]
+
+
 def test_nested_tools_of_chat_clients():
     nested = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     out = payload(body_of(tools=[nested], tool_choice={"type": "function", "function": {"name": "f"}}))
@@ -298,6 +316,7 @@ def part(**fields):
 @pytest.mark.parametrize("body, param, words", [
     ({}, "input", "input is missing"), (body_of(None), "input", "input is missing"), (body_of([]), "input", "at least one"),
     (body_of(5), "input", "must be a text or a list"), (body_of({}), "input", "must be a text or a list"),
+    (body_of([{"type": "web_search_call"}, {"type": "reasoning", "summary": []}]), "input", "holds nothing"),
     (body_of(["a"]), "input", "input[0] must be an object"), (item(), "input", "must have a type"),
     (item(type=5), "input", "must be an object with a type"), (item(type="odd"), "input", "'odd' cannot be read here"),
     (item(type="item_reference", id="msg_1"), "input", "nothing is stored here"),
@@ -717,6 +736,31 @@ def test_engines_that_mix_their_calls():
         check_order(found)
 
 
+def test_one_id_for_two_calls():
+    chunks = [piece(0, {"name": "f", "arguments": '{"a":1}'}, id="A"), piece(1, {"name": "f", "arguments": '{"a"'}, id="A"),
+              piece(1, {"arguments": ":2}"}, id="A"), sse(chunk({}, "tool_calls")), DONE]
+    made = "call_chatcmpl-a4d799bba2c27bd4_1"
+    for size in SIZES:
+        assert said(chunks, size)[-1] == response(
+            "completed", whole_call("f", '{"a":1}', "A"), whole_call("f", '{"a":2}', made, 1))
+
+
+def test_only_one_of_several_choices():
+    chunks = [sse(chunk({"content": text}, index=index)) for index, text in enumerate(("He", "Good", "bye"))]
+    chunks += [sse(chunk({"content": "llo"})), *(sse(chunk({}, "stop", index=index)) for index in (2, 1, 0)), DONE]
+    for size in SIZES:
+        assert said(chunks, size)[-1] == response("completed", whole_message("Hello"))
+
+
+def test_line_ends_without_end():
+    """A model in a loop gives tens of thousands, after a call for example: each is looked at once."""
+    stream, _ = fed(chat_chunks("a", tools=[("f", "{}")])[:-2])
+    begin = time.process_time()
+    assert stream.feed(sse(chunk({"content": "\n"})) * 30_000) == b""
+    assert time.process_time() - begin < 3              # it was 8
+    assert rb"\n" * 30_000 + b"b" in stream.feed(sse(chunk({"content": "b"})))
+
+
 def test_a_name_that_comes_late():
     chunks = [piece(0, {"arguments": "{"}, id="A"), piece(0, {"name": "f", "arguments": "}"}), sse(chunk({}, "tool_calls")), DONE]
     assert said(chunks) == [*BEGIN, *call_events("f", "{}", call_id="A"), response("completed", whole_call("f", "{}", "A"))]
@@ -903,6 +947,15 @@ def test_without_an_engine_s_figures_what_came_is_counted():
     assert json.loads(stream.response)["usage"] == {
         "input_tokens": 0, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}, "output_tokens": 6,
         "output_tokens_details": {"reasoning_tokens": 3}, "total_tokens": 6}
+
+
+def test_figures_that_cannot_be():
+    usage = {"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 9},
+             "completion_tokens_details": {"reasoning_tokens": 7}}
+    stream, _ = fed(chat_chunks("Hello", usage=usage))
+    stream.end()
+    found = json.loads(stream.response)["usage"]
+    assert found["input_tokens_details"]["cached_tokens"] == 5 and found["output_tokens_details"]["reasoning_tokens"] == 3
 
 
 def test_most_events_are_never_parsed(monkeypatch):

@@ -341,3 +341,26 @@ def test_an_odd_environment(stock, engine, tmp_path):
     finally:
         del os.environ["PROMETHEUS_MULTIPROC_DIR"], os.environ["SCRIPT_NAME"]
     assert front.stop() == 0
+
+
+# ---- requests
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens",
+                                  "/v1/responses"])
+@pytest.mark.parametrize("form", ["{}/", "/{}", "/{}/"])
+def test_a_base_url_with_a_slash_too_many(shared, path, form):
+    body = {"messages": HELLO, "max_tokens": 9, "prompt": "Hello", "input": "Hello"}
+    wanted = {name: body[name] for name in {"/v1/responses": ["input"], "/v1/completions": ["prompt"]}.get(
+        path, ["messages", "max_tokens"])}
+    answer = shared.client().post(form.format(path), wanted)
+    assert answer.status == 200, answer.read_all()
+    assert answer.json() and f'route="POST {path}"' in shared.gateway.log.splitlines()[-1]
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_what_a_response_repeats_is_bounded(shared, streams):
+    """A stream says it three times; the gateway stood still for a second, with 90 MB of it."""
+    answer = shared.client().post("/v1/responses", {"input": "Hello", "instructions": "x" * (9 << 20), "stream": streams})
+    assert answer.status == 400 and answer.json()["error"]["param"] == "instructions"
+    answer = shared.client().post("/v1/responses", {"input": "x" * (9 << 20), "instructions": "y" * (3 << 20), "stream": streams})
+    assert answer.status == 200 and answer.read_all().count(b"y" * (3 << 20)) == (3 if streams else 1)
