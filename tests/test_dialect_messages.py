@@ -354,6 +354,9 @@ def test_refs_are_inlined_where_a_template_cannot_follow_them():
     ({"$ref": 5}, {"$ref": 5}),
     ({"properties": {"next": {"$ref": "#"}}}, {"properties": {"next": {"properties": {"next": {}}}}}),
     ({"a": {"$ref": "#/$defs/x"}, "$defs": {"x": {"$ref": "#/$defs/x"}}}, {"a": {}}),
+    # what an instance may be is no schema, whatever it looks like
+    *(({word: [{"$ref": "#", "definitions": {"a": [1]}}]},) * 2 for word in ("const", "enum", "default", "examples")),
+    ({"patternProperties": {"definitions": {"const": {}}}}, {"patternProperties": {"definitions": {"const": {}}}}),
 ])
 def test_odd_refs(schema, made):
     assert inlined(schema) == made

@@ -949,6 +949,15 @@ def test_without_an_engine_s_figures_what_came_is_counted():
         "output_tokens_details": {"reasoning_tokens": 3}, "total_tokens": 6}
 
 
+@pytest.mark.parametrize("given, told", [(-1.5, -1.5), (float("-inf"), -9999.0), ("x", 0), (None, 0)])
+def test_odd_logprobs(given, told):
+    odd = chunk({"content": "a"})
+    odd["choices"][0]["logprobs"] = {"content": [{"token": "a", "logprob": given, "bytes": 5, "top_logprobs": [{"token": "a"}]}]}
+    events = said([sse(odd), sse(chunk({}, "stop")), DONE], include=[LOGPROBS])
+    assert events[-1]["response"][1][0]["content"][0]["logprobs"] == [{
+        "token": "a", "logprob": told, "bytes": [97], "top_logprobs": [{"token": "a", "logprob": 0, "bytes": [97]}]}]
+
+
 def test_figures_that_cannot_be():
     usage = {"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 9},
              "completion_tokens_details": {"reasoning_tokens": 7}}

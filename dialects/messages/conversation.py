@@ -268,12 +268,10 @@ class Inliner:
         """A copy of any part of the schema. `within`: the $refs that led here."""
         if not isinstance(value, (dict, list)):
             return value
-        self.made += 1 + len(value)
-        if self.made > MOST or len(within) > DEEPEST:
-            raise OverflowError
+        self.count(value, within)
         if isinstance(value, list):
             return [self.value(item, within) for item in value]
-        rest = {name: self.fields(inner, within) if name == "properties" else self.value(inner, within)
+        rest = {name: READ.get(name, Inliner.value)(self, inner, within)
                 for name, inner in value.items() if name not in ("$ref", "$defs", "definitions")}
         ref = value.get("$ref")
         if not isinstance(ref, str):
@@ -289,6 +287,19 @@ class Inliner:
             return properties
         return {name: self.value(inner, within) for name, inner in properties.items()}
 
+    def data(self, value, within):
+        """What an instance may be, which is no schema."""
+        if isinstance(value, (dict, list)):
+            self.count(value, within)
+            for inner in value.values() if isinstance(value, dict) else value:
+                self.data(inner, within)
+        return value
+
+    def count(self, value, within):
+        self.made += 1 + len(value)
+        if self.made > MOST or len(within) > DEEPEST:
+            raise OverflowError
+
     def target(self, ref):
         """What a local $ref (a JSON pointer, RFC 6901) means, or None."""
         here = self.root if ref.startswith("#") else None
@@ -296,3 +307,7 @@ class Inliner:
             step = step.replace("~1", "/").replace("~0", "~")
             here = here.get(step) if isinstance(here, dict) else None
         return here if isinstance(here, dict) else None
+
+
+READ = {**dict.fromkeys(("properties", "patternProperties"), Inliner.fields),
+        **dict.fromkeys(("const", "enum", "default", "examples"), Inliner.data)}

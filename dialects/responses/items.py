@@ -25,6 +25,7 @@ class Strand(NamedTuple):
     place: bytes = b""
 
 
+UNLIKELY = -9999.0                                  # OpenAI's logprob for what is hardly possible: JSON has no infinity
 FIRST = b',"content_index":0'
 TEXT = Strand(b"output_text", b"text", b"content_part",
               b'{"type":"output_text","text":"%b","annotations":[],"logprobs":%b}', FIRST)
@@ -329,7 +330,7 @@ def logprob_of(given):
 def bare_logprob(given):
     token = str(given.get("token"))
     logprob, raw = given.get("logprob"), given.get("bytes")
-    return {"token": token, "logprob": logprob if isinstance(logprob, (int, float)) else 0,
+    return {"token": token, "logprob": max(logprob, UNLIKELY) if isinstance(logprob, (int, float)) else 0,
             "bytes": raw if raw and isinstance(raw, list) else list(token.encode("utf-8", "replace"))}
 
 
