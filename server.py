@@ -189,7 +189,7 @@ class Worker(GeventWorker):
 def write_refusal(client, refusal, ident):
     body = json.dumps(error_body(refusal)).encode()
     head = (f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nx-request-id: {ident}\r\nContent-Length: {len(body)}\r\n\r\n")
+            f"Content-Type: application/json\r\nx-request-id: {ident}\r\nrequest-id: {ident}\r\nContent-Length: {len(body)}\r\n\r\n")
     try:
         util.write_nonblock(client, head.encode() + body)
     except OSError:

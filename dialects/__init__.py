@@ -96,7 +96,9 @@ def for_engine(payload, fleet):
 
 def counted(payload, fleet):
     """The Ask of a chat completion whose prompt is only counted."""
-    return to_count(Ask(None, [], for_engine(payload, fleet)), payload)
+    model = for_engine(payload, fleet)
+    images_of(payload)                                  # raises as for the request itself
+    return to_count(Ask(None, [], model), payload)
 
 
 def to_count(ask, payload):

@@ -432,6 +432,15 @@ def test_count_tokens_needs_no_max_tokens():
     assert counted["chat_template_kwargs"] == {"reasoning_effort": "low"}
 
 
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://x.org/a.png", "", "//x/y"])
+def test_an_image_that_is_none_is_not_counted_either(url):
+    body = ask(user({"type": "image", "source": {"type": "url", "url": url}}))
+    for dialect in (messages, messages_count):
+        with pytest.raises(Refusal) as caught:
+            read(body, dialect)
+        assert caught.value.status == 400 and caught.value.param == "messages"
+
+
 # ---- the stream
 
 def transcript(data):
