@@ -196,6 +196,7 @@ class Connection:
         except BaseException:
             self.sock.close()
             raise
+        self.sock.settimeout(None)                  # that time was for connecting; an engine may think for longer
         self.framing, self.rested, self.used = None, 0.0, False
 
     def fresh(self):
@@ -292,7 +293,13 @@ class Answer:
                 self.connection.layer.send(b"".join((head, *body)))
             self.sock.settimeout(None)
         else:                                       # sending and reading have their own times, at the same time
-            self.sender = gevent.spawn(send, self.connection.layer, [head, *body])
+            self.sender = gevent.spawn(send, self.connection.layer, [head, *body], self.unheard)
+
+    def unheard(self):
+        """The engine takes no more of the request: without all of it no answer will come, unless it has begun already."""
+        if self.status is None:
+            with suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
 
     def stop_sending(self):
         if self.sender:
@@ -415,14 +422,16 @@ class Answer:
             self.connection.close()
 
 
-def send(layer, parts):
-    """Send all parts, in pieces that each have their time. An engine may answer, and close, before it has read all: what it
-    says then counts."""
+def send(layer, parts, unheard):
+    """Send all parts, in pieces that each have their time; `unheard` is called when one has not gone within it. An engine may
+    answer, and close, before it has read all: what it says then counts."""
     try:
         for part in parts:
             for at in range(0, len(part), PIECE):
                 with gevent.Timeout(SEND_TIMEOUT, TimeoutError):
                     layer.send(part[at:at + PIECE])
+    except TimeoutError:
+        unheard()
     except OSError:
         pass
 

@@ -561,6 +561,27 @@ def test_never_after_a_byte_came(engine, pool, some):
     assert len(engine.requests) == 2
 
 
+@pytest.mark.parametrize("size", [10, http1.READ])
+def test_the_time_for_connecting_is_none_for_thinking(engine, pool, monkeypatch, size):
+    monkeypatch.setattr(http1, "CONNECT_TIMEOUT", 0.2)
+    engine.play(Pause(0.5), Json({"a": 1}))
+    assert pool.post("/", [b"x" * size], {}).all(5, 100) == b'{"a":1}'
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_an_engine_that_takes_no_more_of_a_request(engine, pool, monkeypatch, used):
+    """Once more where the connection may have been stale; then there is nothing to wait for."""
+    monkeypatch.setattr(http1, "SEND_TIMEOUT", 0.2)
+    if used:
+        one = pool.post("/", [b"{}"], {})
+        one.all(5, 10_000)
+        one.close(whole=True)
+    for _ in range(1 + used):
+        engine.play(Early(), Pause(5))
+    with pytest.raises(UpstreamError, match="without an answer"):
+        pool.post("/", [b"x" * (30 << 20)], {}).all(5, 100)
+
+
 def test_an_answer_before_the_request_was_read(engine, pool):
     """An engine that refuses a large body and closes: what it said counts."""
     engine.play(Early(), Json({"error": "too large"}, 413, {"Connection": "close"}))
