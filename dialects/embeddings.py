@@ -48,6 +48,8 @@ def meant(name, fleet):
 def read_input(payload):
     """How many inputs there are. Raises InvalidRequest where there is none."""
     given = payload.get("input")
+    if payload.pop("messages", None) is not None:   # vLLM's, with images that it would fetch itself
+        raise InvalidRequest("messages are not embedded here: send texts as input", "messages")
     if given is None:
         raise InvalidRequest("input is missing: send a text or a list of texts", "input")
     if isinstance(given, str):
@@ -88,22 +90,24 @@ def vector_in(item):
 
 def formed(value, form, dimensions):
     """A vector in the form that the client wants."""
+    numbers = floats(value)
     if dimensions is None and isinstance(value, str) == (form == "base64"):
         return value
-    numbers = floats(value)
     if dimensions is not None:
         numbers = shortened(numbers, dimensions)
     return numbers.tolist() if form == "float" else b64encode(numbers.tobytes()).decode()
 
 
 def floats(value):
-    """A vector as an array of 32-bit floats, whose bytes are what base64 holds."""
+    """A vector as an array of 32-bit floats, whose bytes are what base64 holds. Raises UpstreamError where it is none: JSON
+    has no NaN, and what holds one is no vector."""
     try:
-        if isinstance(value, list):
-            return array("f", value)
-        return array("f", b64decode(value, validate=True))
+        numbers = array("f", value if isinstance(value, list) else b64decode(value, validate=True))
     except (TypeError, ValueError, OverflowError):
         raise UpstreamError(UNREADABLE) from None
+    if not math.isfinite(sum(numbers)):
+        raise UpstreamError(UNREADABLE)
+    return numbers
 
 
 def shortened(numbers, dimensions):
