@@ -52,9 +52,12 @@ def front(desk, keyring, small):
     """The one place that makes a Call and releases it, whatever becomes of the response."""
     def application(environ, start_response):
         call = environ["sparks.call"] = calls.Call(desk, environ)
-        dialect = DIALECTS.get(environ["PATH_INFO"]) if environ["REQUEST_METHOD"] == "POST" else None
+        path = "/" + environ["PATH_INFO"].strip("/")        # as Flask's router reads it
         try:
-            answer = complete(call, dialect, keyring, environ, start_response) if dialect else small(environ, start_response)
+            if environ["REQUEST_METHOD"] == "POST" and path in DIALECTS:
+                answer = complete(call, path, keyring, environ, start_response)
+            else:
+                answer = small(environ, start_response)
             return ClosingIterator(answer, call.close)
         except BaseException as error:
             if isinstance(error, Exception):        # such as a header that may not be sent
@@ -64,9 +67,9 @@ def front(desk, keyring, small):
     return application
 
 
-def complete(call, dialect, keyring, environ, start_response):
-    """A request for a completion, through a dialect."""
-    call.route = f"POST {environ['PATH_INFO']}"
+def complete(call, path, keyring, environ, start_response):
+    """A request for a completion, through the dialect of that path."""
+    call.route, dialect = f"POST {path}", DIALECTS[path]
     try:
         check_edge(environ, call.desk.settings)
         call.key = key_of(environ, keyring)
