@@ -23,6 +23,7 @@ READ = 65536                                        # bytes a read
 PIECE = 1 << 18                                     # bytes a write
 MAX_HEAD = 65536
 MAX_LINE = 4096                                     # bytes of a chunk's size line
+MAX_DIGITS = 18                                     # of a Content-Length
 HEXADECIMAL = b"0123456789abcdefABCDEF"
 SIZES = {b"%x" % size: size for size in range(1, 1 << 10)}     # the size lines of usual chunks
 
@@ -182,6 +183,8 @@ class Tls:
                 out.append(piece)
         except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
             pass
+        except ssl.SSLError as error:
+            raise BadAnswer(f"the engine's TLS is broken ({error.reason})") from None
         return b"".join(out)
 
 
@@ -441,5 +444,7 @@ def framing_of(headers):
         return Chunked()
     length = headers.get("content-length", "")
     if length.isascii() and length.isdigit():
+        if len(length) > MAX_DIGITS:                # Python reads no more than some thousands of them
+            raise BadAnswer("the engine's answer has a length beyond all bounds")
         return Length(int(length))
     return UntilClose()

@@ -165,7 +165,7 @@ def test_framing_of(headers, kind):
     assert type(framing_of(headers)) is kind
 
 
-@pytest.mark.parametrize("length", ["-5", "+5", "5x", "", "5, 6", "\u00b2", "1_0", "0x5"])
+@pytest.mark.parametrize("length", ["-5", "+5", "5x", "", "5, 6", "\u00b2", "1_0", "0x5", "9" * 5000])
 def test_a_length_that_is_none_is_no_fault_of_ours(length):
     """RFC 9112, 6.3: unrecoverable. It must not count as a length, nor raise what is no Refusal."""
     try:
@@ -753,6 +753,16 @@ def test_tls_stale_connection(tls):
         assert answer.all(5, 100) == b"ok"
         answer.close(whole=True)
     assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("data", [b"\x17\x03\x03\x00\x20" + b"x" * 32, b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_tls_that_breaks_in_the_body(tls, data):
+    _, pool = tls([HEAD + b"Content-Length: 5\r\n\r\nhel", None])
+    answer = pool.post("/v1/x", [b"{}"], {})
+    answer.head(5)
+    with pytest.raises(BadAnswer, match="TLS"):
+        answer.decode(data)
+    answer.close()
 
 
 def test_tls_cut_off(tls):
