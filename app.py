@@ -5,7 +5,7 @@ Requests for a completion are answered ahead of Flask, which would double what t
 import hmac
 import ipaddress
 import secrets
-from http import HTTPStatus
+from http.client import responses as PHRASES
 from itertools import chain
 from time import time
 
@@ -80,7 +80,7 @@ def complete(call, path, keyring, environ, start_response):
         call.settle(refusal.status, refusal)
         status, answer = refusal.status, [dialect.refusal(refusal)]
         headers = [JSON, ("Content-Length", str(len(answer[0]))), *refusal.headers.items()]
-    start_response(f"{status} {HTTPStatus(status).phrase}", [*headers, *stamp(call)])
+    start_response(f"{status} {PHRASES.get(status, 'Unknown')}", [*headers, *stamp(call)])
     return answer
 
 

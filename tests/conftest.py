@@ -21,6 +21,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
+EXACT = '[models."glm-tiny"]\nsampling = { temperature = 0 }\n'     # real vLLM's model, for clients that say no temperature
 sys.path[:0] = [str(ROOT), str(TESTS)]
 
 from client import Client                           # noqa: E402

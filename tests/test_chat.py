@@ -427,6 +427,8 @@ def test_client_that_does_not_read_stops_the_engine(shared):
     (Json({"error": {"message": "slow down"}}, 429), 429, "rate_limit_exceeded", "slow down"),
     (Json({"error": {"message": "Traceback (most recent call last): secret"}}, 500), 500, "upstream_error",
      "the engine answered with status 500"),
+    (Json({"error": {"message": "a proxy's own"}}, 520), 520, "upstream_error", "a proxy's own"),      # a status without a name
+    (Json({"error": {"message": "odd"}}, 460), 460, "invalid_request", "odd"),
     (Json({}, 307, {"location": "http://elsewhere/"}), 502, "upstream_error", "the engine answered with status 307"),
 ])
 def test_engine_errors_in_our_shape(shared, answer, status, code, message, streams):

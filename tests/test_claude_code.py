@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from client import Client
-from conftest import TESTS, Gateway, npm_packages
+from conftest import EXACT, TESTS, Gateway, npm_packages
 from engine import Json, chat_chunks, completion
 from inside import rows
 
@@ -124,7 +124,7 @@ def test_two_sessions_share_their_beginning(gateway, engine, claude):
 
 @pytest.fixture(scope="module")
 def front(vllm, stock, tmp_path_factory):
-    gateway = Gateway(tmp_path_factory.mktemp("claude"), vllm, stock)
+    gateway = Gateway(tmp_path_factory.mktemp("claude"), vllm, stock, config=EXACT)
     gateway.wait_alive().wait_ready()
     yield gateway
     gateway.stop()

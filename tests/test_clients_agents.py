@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from conftest import EXACT
 from engine import Json, chat_chunks, completion
 
 pytestmark = pytest.mark.clients
@@ -105,7 +106,7 @@ def test_a_typed_answer(shared, agent):
 def test_real_vllm(gateway, vllm, agent):
     """A prompt, and a turn with a tool. With --run-clients and --run-vllm."""
     import agents
-    front = gateway(upstream=vllm, wait="alive").wait_ready()
+    front = gateway(upstream=vllm, wait="alive", config=EXACT).wait_ready()
 
     async def run():
         plain = await agents.Runner.run(agent(front, "glm-tiny"), "say @answer")

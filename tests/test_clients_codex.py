@@ -158,7 +158,11 @@ def test_codex_and_real_vllm(gateway, vllm, codex_command, tmp_path, prompt, sai
     codex = codex_runner(codex_command, tmp_path, front.url, front.key, "glm-tiny")
     (codex.home / "catalog.json").write_text(json.dumps({"models": [
         {**CATALOG["models"][0], "slug": "glm-tiny", "context_window": 32_000}]}))
-    events = codex(prompt, f'model_catalog_json = "{codex.home}/catalog.json"')
-    assert events[-1]["type"] == "turn.completed" and events[-1]["usage"]["output_tokens"] > 0
-    assert said in items(events, "agent_message")[-1]["text"] and items(events, "reasoning")
-    assert front.log.count("POST /v1/responses") == (1 if said else 2)
+    for _ in range(3):                              # the tiny model does what it has learnt, but for a few times in a hundred
+        before = front.log.count("POST /v1/responses")
+        events = codex(prompt, f'model_catalog_json = "{codex.home}/catalog.json"')
+        assert events[-1]["type"] == "turn.completed" and events[-1]["usage"]["output_tokens"] > 0
+        turns = front.log.count("POST /v1/responses") - before
+        if said in items(events, "agent_message")[-1]["text"] and items(events, "reasoning") and turns == (1 if said else 2):
+            return
+    raise AssertionError(f"{turns} turns, and at last {events}")
