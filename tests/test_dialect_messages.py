@@ -821,8 +821,13 @@ def test_a_plain_answer_to_a_stream():
     assert [line[:2] for line in found[2:]] == [line[:2] for line in [*WHOLE, ("end",)]]
 
 
-@pytest.mark.parametrize("answer", [{}, {"choices": [], "usage": 5}, {"choices": [{}], "id": 5},
-                                    {"choices": [{"message": None}], "id": []}])
+@pytest.mark.parametrize("answer", [{}, {"choices": [], "usage": 5}, {"choices": [None]}])
+def test_no_answer(answer):
+    with pytest.raises(UpstreamError, match="no completion"):
+        write(answer)
+
+
+@pytest.mark.parametrize("answer", [{"choices": [{}], "id": 5}, {"choices": [{"message": None}], "id": []}])
 def test_hardly_an_answer(answer):
     said, _ = write(answer)
     assert said["content"] == [] and said["id"].startswith("msg_") and said["usage"] == {}
