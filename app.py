@@ -53,9 +53,12 @@ def front(desk, keyring, small):
     """The one place that makes a Call and releases it, whatever becomes of the response."""
     def application(environ, start_response):
         call = environ["sparks.call"] = calls.Call(desk, environ)
-        dialect = DIALECTS.get(path_of(environ)) if environ["REQUEST_METHOD"] == "POST" else None
+        path = "/" + environ["PATH_INFO"].strip("/")        # as Flask's router reads it: base URLs end with slashes
         try:
-            answer = complete(call, dialect, keyring, environ, start_response) if dialect else small(environ, start_response)
+            if environ["REQUEST_METHOD"] == "POST" and path in DIALECTS:
+                answer = complete(call, path, keyring, environ, start_response)
+            else:
+                answer = small(environ, start_response)
             return ClosingIterator(answer, call.close)
         except BaseException as error:
             if isinstance(error, Exception):        # such as a header that may not be sent
@@ -65,14 +68,9 @@ def front(desk, keyring, small):
     return application
 
 
-def path_of(environ):
-    """The path as the router of the small routes takes it: a base URL that ends with a slash makes one too many."""
-    return "/" + environ["PATH_INFO"].strip("/")
-
-
-def complete(call, dialect, keyring, environ, start_response):
-    """A request for a completion, through a dialect."""
-    call.route = f"POST {path_of(environ)}"
+def complete(call, path, keyring, environ, start_response):
+    """A request for a completion, through the dialect of that path."""
+    call.route, dialect = f"POST {path}", DIALECTS[path]
     try:
         check_edge(environ, call.desk.settings)
         call.key = key_of(environ, keyring)

@@ -27,6 +27,7 @@ SOON = 5                                            # seconds in which the engin
 
 def start(worker, settings, is_local):
     """The app of a worker. Also starts the look at the engine, the ledger's upkeep, and the local engine. Raises SettingsError."""
+    renew(settings)
     open_database(settings.db)
     first_key = keys.first_key() if is_local else None
     open_database(settings.db, patient=False)
@@ -47,6 +48,14 @@ def start(worker, settings, is_local):
     gc.collect()
     gc.freeze()                                     # what is loaded stays: the collector need not walk through it
     return app
+
+
+def renew(settings):
+    """Read sparks.toml again: a worker that comes in the place of another one must not go back behind a reload."""
+    try:
+        settings.adopt(settings_module.load(warn=lambda line: None))
+    except SettingsError as error:
+        log.error("a new worker: %s; the settings of the start are in force", error)
 
 
 def open_gate(settings):

@@ -23,6 +23,7 @@ READ = 65536                                        # bytes a read
 PIECE = 1 << 18                                     # bytes a write
 MAX_HEAD = 65536
 MAX_LINE = 4096                                     # bytes of a chunk's size line
+MAX_DIGITS = 18                                     # of a Content-Length
 HEXADECIMAL = b"0123456789abcdefABCDEF"
 SIZES = {b"%x" % size: size for size in range(1, 1 << 10)}     # the size lines of usual chunks
 
@@ -182,6 +183,8 @@ class Tls:
                 out.append(piece)
         except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
             pass
+        except ssl.SSLError as error:
+            raise BadAnswer(f"the engine's TLS is broken ({error.reason})") from None
         return b"".join(out)
 
 
@@ -196,6 +199,7 @@ class Connection:
         except BaseException:
             self.sock.close()
             raise
+        self.sock.settimeout(None)                  # that time was for connecting; an engine may think for longer
         self.framing, self.rested, self.used = None, 0.0, False
 
     def fresh(self):
@@ -292,7 +296,13 @@ class Answer:
                 self.connection.layer.send(b"".join((head, *body)))
             self.sock.settimeout(None)
         else:                                       # sending and reading have their own times, at the same time
-            self.sender = gevent.spawn(send, self.connection.layer, [head, *body])
+            self.sender = gevent.spawn(send, self.connection.layer, [head, *body], self.unheard)
+
+    def unheard(self):
+        """The engine takes no more of the request: without all of it no answer will come, unless it has begun already."""
+        if self.status is None:
+            with suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
 
     def stop_sending(self):
         if self.sender:
@@ -415,14 +425,16 @@ class Answer:
             self.connection.close()
 
 
-def send(layer, parts):
-    """Send all parts, in pieces that each have their time. An engine may answer, and close, before it has read all: what it
-    says then counts."""
+def send(layer, parts, unheard):
+    """Send all parts, in pieces that each have their time; `unheard` is called when one has not gone within it. An engine may
+    answer, and close, before it has read all: what it says then counts."""
     try:
         for part in parts:
             for at in range(0, len(part), PIECE):
                 with gevent.Timeout(SEND_TIMEOUT, TimeoutError):
                     layer.send(part[at:at + PIECE])
+    except TimeoutError:
+        unheard()
     except OSError:
         pass
 
@@ -432,5 +444,7 @@ def framing_of(headers):
         return Chunked()
     length = headers.get("content-length", "")
     if length.isascii() and length.isdigit():
+        if len(length) > MAX_DIGITS:                # Python reads no more than some thousands of them
+            raise BadAnswer("the engine's answer has a length beyond all bounds")
         return Length(int(length))
     return UntilClose()

@@ -264,18 +264,18 @@ def too_large(host, most):
 # ---- all of a request
 
 def fetch_all(urls, settings, hold=lambda size: None):
-    """{url: data URL, as bytes} for all, at the same time. What fails ends the others. Raises Refusal."""
-    urls = list(dict.fromkeys(urls))
+    """{url: data URL, as bytes} for all, at the same time, and each once. What fails ends the others. Raises Refusal."""
     if len(urls) > settings.max_images:
         raise InvalidRequest(f"there are {len(urls)} images to fetch, and at most {settings.max_images} are; "
                              "send others as data URLs", "messages")
-    tasks = {gevent.spawn(attempt, url, settings, hold): url for url in urls}
+    tasks = {gevent.spawn(attempt, url, settings, hold): url for url in dict.fromkeys(urls)}
     found = {}
     try:
         for task in gevent.iwait(list(tasks)):
             if not isinstance(task.value, bytes):
                 raise task.value
             found[tasks[task]] = task.value
+        hold(sum(len(found[url]) for url in urls) - sum(map(len, found.values())))     # the engine gets each as often as named
     finally:
         gevent.killall(list(tasks), block=False)    # also when the client leaves
     return found

@@ -242,8 +242,11 @@ def run(settings, create):
 
 
 def lock_database(db):
-    """The file that a gateway holds locked, its pid in it, as long as it lives; None if another one does."""
-    lock = open(db.with_name(db.name + ".pid"), "a+")
+    """The file that a gateway holds locked, its pid in it, as long as it lives; None if another one does. Raises SettingsError."""
+    try:
+        lock = open(db.with_name(db.name + ".pid"), "a+")
+    except OSError as error:
+        raise SettingsError(f"SPARKS_DB: {error.filename} cannot be written: {error.strerror}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

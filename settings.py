@@ -257,6 +257,8 @@ def load(environ=os.environ, warn=lambda line: print(line, file=sys.stderr)):
     models = [model_entry(name, entry) for name, entry in tables(table.pop("models", {}), "models").items()]
     if sum(model.default for model in models) > 1:
         raise SettingsError("sparks.toml: only one model can be the default")
+    if not all(model.id.strip() for model in models):
+        raise SettingsError("sparks.toml: a model needs a name")
     if len({model.id.lower() for model in models}) < len(models):
         raise SettingsError("sparks.toml: two models have one name; case makes no difference")
     unknown = table.keys() - {s.name for s in SETTINGS}

@@ -16,7 +16,7 @@ import orjson
 from errors import InvalidRequest
 
 LONG = 1 << 14                                      # bytes from which a string is taken out
-HEAD = 32                                           # bytes of it that stay, so that a data URL can be told from an address
+HEAD = 1 << 10                                      # bytes of it that stay: what is told, cut or measured by its beginning
 MOST = 32 << 20                                     # bytes of a skeleton: no context is as long
 MOST_VALUES = 1_000_000                             # objects and lists in it: each costs time and a hundred bytes
 STAYS = re.compile(rb'"(?:arguments|encrypted_content)"\s*:\s*$')     # before a string that is looked into

@@ -2,8 +2,11 @@
 
     .venv/bin/python sparks.py [--local]            (./run.sh does that, after setting up)
 """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_DFL)        # Ctrl-C ends the start without a traceback; gunicorn listens to it later
+
 from gevent import monkey
-monkey.patch_all()                                  # before any other import: what they bind must be patched already
+monkey.patch_all()                                  # before the other imports: what they bind must be patched already
 
 import os
 for name in ("SCRIPT_NAME", "PROMETHEUS_MULTIPROC_DIR"):    # libraries read them, some while they are imported

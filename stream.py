@@ -572,6 +572,14 @@ def choices_of(answer):
     return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
 
 
+def answered(completion):
+    """The choices of a plain completion. Raises UpstreamError where it has none: that is no answer."""
+    choices = choices_of(completion)
+    if not choices:
+        raise UpstreamError("the engine's answer holds no completion; send the request again")
+    return choices
+
+
 def sound(data):
     """Whether bytes are UTF-8."""
     if data.isascii():

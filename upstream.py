@@ -57,13 +57,19 @@ class Model:
     engine: "Engine | None" = None
     budget_field: str | None = None
 
+    @property
+    def names(self):
+        """What it answers to: its id, aliases, the engine's id and its file's name."""
+        file = posixpath.basename(self.engine_id or self.id)
+        return [self.id, *self.aliases, *self.others, self.engine_id or self.id, file, file.removesuffix(".gguf")]
+
+    def is_called(self, name):
+        """Whether one of its names is just that, ignoring case."""
+        return any(name.lower() == own.lower() for own in self.names)
+
     def answers_to(self, name):
-        """Whether `name` means this model: its id, an alias, the engine's id or its file's name, ignoring case."""
-        own = [self.id, *self.aliases, *self.others]
-        if self.engine_id:
-            file = posixpath.basename(self.engine_id)
-            own += [self.engine_id, file, file.removesuffix(".gguf")]
-        return any(matches(name, pattern) for pattern in own)
+        """Whether one of its names, which may be patterns, fits."""
+        return any(matches(name, pattern) for pattern in self.names)
 
 
 class Engine:
@@ -175,6 +181,7 @@ class Fleet:
         if name is None:
             return next((model for model in self.known if model.default), None)
         return next((model for model in self.known if model.id == name), None) \
+            or next((model for model in self.known if model.is_called(name)), None) \
             or next((model for model in self.known if model.answers_to(name)), None) \
             or self.stand_in(name)
 

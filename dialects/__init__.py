@@ -157,14 +157,16 @@ def parse(body):
     gc.disable()                                        # it would walk through millions of new objects, again and again
     try:
         payload = orjson.loads(body)
+        if isinstance(payload, dict) and any(isinstance(value, float) and abs(value) >= 1 << 63 for value in payload.values()):
+            payload = json.loads(body)                  # a whole number that orjson makes a float, such as a large seed
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:                              # json reads less deep
+        raise too_deep() from None
     finally:
         gc.enable()
     if not isinstance(payload, dict):
         raise InvalidRequest("the body must be a JSON object")
-    if any(isinstance(value, float) and abs(value) >= 1 << 63 for value in payload.values()):
-        payload = json.loads(body)                    # a whole number that orjson makes a float, such as a large seed
     return payload
 
 
@@ -174,7 +176,7 @@ def written(payload, images=()):
     try:
         text = dumps(payload)
     except RecursionError:                              # it is read deeper than it can be written
-        raise InvalidRequest("the body is nested too deeply") from None
+        raise too_deep() from None
     if not images:
         return [text]
     mark = "image:" + hashlib.sha256(text).hexdigest()  # which cannot stand in what it was made from
@@ -202,6 +204,10 @@ def is_data(source):
 
 def is_address(url):
     return isinstance(url, str) and url[:8].lower().startswith(("http://", "https://"))
+
+
+def too_deep():
+    return InvalidRequest("the body is nested too deeply")
 
 
 def typed(table, name, kind, expected, where=""):

@@ -9,7 +9,7 @@ import reasoning
 from dialects import (chunks_of, count_of, engine_chat, is_address, mended, openai_refusal as refusal,  # noqa: F401, a dialect's
                       parse, read_stream, sampling, typed)
 from errors import InvalidRequest
-from stream import ChatStream, choices_of, dumps, leaked, rename
+from stream import ChatStream, answered, choices_of, dumps, leaked, rename
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool",
          "function": "function"}
@@ -71,7 +71,8 @@ def read_message(message, where):
 
 
 def read_part(part, where):
-    """A content part as the engine takes it."""
+    """A content part as the engine takes it. An address stands in no part of another kind: beside a `uuid` vLLM would go by it,
+    whatever the type says."""
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):
@@ -81,6 +82,7 @@ def read_part(part, where):
         raise bad(f"{where}.type", "is missing: text or image_url, for example")
     if kind in REFUSED:
         raise bad(where, f"is {kind}: {REFUSED[kind]}")
+    part = {name: value for name, value in part.items() if name not in FETCHED or name == MEDIA.get(kind)}
     if kind in TEXTS:
         if not isinstance(part.get("text"), str):
             raise bad(f"{where}.text", "must be a text")
@@ -156,7 +158,7 @@ def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
     if isinstance(answer, bytes):
         answer = collected(answer, ask)
-    for choice in choices_of(answer):
+    for choice in answered(answer):
         choice.setdefault("logprobs", None)
         message = choice.get("message")
         if isinstance(message, dict):

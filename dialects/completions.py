@@ -7,7 +7,7 @@ Source: the gateway's specification, pages 2 and 3; OpenAI's reference of POST /
 """
 from dialects import Ask, chunks_of, count_of, model_for, openai_refusal, parse, read_stream, sampling, typed, written
 from errors import InvalidRequest, error_body
-from stream import CompletionStream, choices_of, data_event, dumps
+from stream import CompletionStream, answered, choices_of, data_event, dumps
 
 PATH = "/v1/completions"
 MAX_TOKENS = 16                                     # unless the request says more, as OpenAI's
@@ -74,7 +74,7 @@ def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
     if isinstance(answer, bytes):
         answer = collected(answer)
-    for choice in choices_of(answer):
+    for choice in answered(answer):
         choice.setdefault("logprobs", None)
         if not isinstance(choice.get("text"), str):
             choice["text"] = ""

@@ -48,6 +48,8 @@ def meant(name, fleet):
 def read_input(payload):
     """How many inputs there are. Raises InvalidRequest where there is none."""
     given = payload.get("input")
+    if payload.pop("messages", None) is not None:   # vLLM's, with images that it would fetch itself
+        raise InvalidRequest("messages are not embedded here: send texts as input alone", "input")
     if given is None:
         raise InvalidRequest("input is missing: send a text or a list of texts", "input")
     if isinstance(given, str):
@@ -88,21 +90,34 @@ def vector_in(item):
 
 def formed(value, form, dimensions):
     """A vector in the form that the client wants."""
-    if dimensions is None and isinstance(value, str) == (form == "base64"):
-        return value
+    if dimensions is None and form == "base64" and isinstance(value, str):
+        unpacked(value)
+        return value                                # of whatever numbers: vLLM packs other types too, where it is asked to
     numbers = floats(value)
+    if dimensions is None and form == "float" and isinstance(value, list):
+        return value                                # not cut to 32 bits
     if dimensions is not None:
         numbers = shortened(numbers, dimensions)
     return numbers.tolist() if form == "float" else b64encode(numbers.tobytes()).decode()
 
 
 def floats(value):
-    """A vector as an array of 32-bit floats, whose bytes are what base64 holds."""
+    """A vector as an array of 32-bit floats, whose bytes are what base64 holds. Raises UpstreamError where it is none: JSON
+    has no NaN, and what holds one is no vector."""
     try:
-        if isinstance(value, list):
-            return array("f", value)
-        return array("f", b64decode(value, validate=True))
+        numbers = array("f", value if isinstance(value, list) else unpacked(value))
     except (TypeError, ValueError, OverflowError):
+        raise UpstreamError(UNREADABLE) from None
+    if not math.isfinite(sum(numbers)):
+        raise UpstreamError(UNREADABLE)
+    return numbers
+
+
+def unpacked(text):
+    """The bytes in base64. Raises UpstreamError."""
+    try:
+        return b64decode(text, validate=True)
+    except ValueError:
         raise UpstreamError(UNREADABLE) from None
 
 

@@ -13,6 +13,7 @@ from reasoning import FIELDS
 
 HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=150)
 PNG = "data:image/png;base64,iVBORw0KGgo="
+INSIDE = "http://169.254.169.254/latest/meta-data/"
 HELLO = [{"role": "user", "content": "Hello"}]
 MISSING = object()
 
@@ -346,6 +347,12 @@ def image(url=PNG, **more):
      {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}}),
     ({"type": "refusal", "refusal": "no"}, {"type": "refusal", "refusal": "no"}),
     ({"type": "thinking", "thinking": "hm"}, {"type": "thinking", "thinking": "hm"}),
+    # beside a uuid vLLM would go by the address, whatever the type says
+    *(({"type": kind, kind: "a", "uuid": "u", "image_url": INSIDE, "video_url": {"url": INSIDE}, "audio_url": INSIDE},
+       {"type": kind, kind: "a", "uuid": "u"}) for kind in ("text", "refusal", "thinking", "image_embeds")),
+    ({"type": "image_url", "image_url": {"url": PNG}, "uuid": "u", "video_url": INSIDE}, {**image(), "uuid": "u"}),
+    ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}, "uuid": "u", "image_url": INSIDE},
+     {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}, "uuid": "u"}),
     ("a", "a"),
 ])
 def test_parts(given, sent):

@@ -74,6 +74,13 @@ def test_inputs_that_are_none(given):
     check_refusal(refused(input=given), "input", "input")
 
 
+def test_no_chat_is_embedded():
+    """vLLM would take a body with both for a chat, and fetch its images."""
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}]
+    check_refusal(refused(messages=messages), "input", "send texts as input")
+    assert "messages" not in payload(messages=None)
+
+
 @pytest.mark.parametrize("form", [None, "float", "base64"])
 def test_forms(form):
     """The engine is asked for what the client wants."""
@@ -199,10 +206,21 @@ def test_answers_that_cannot_be_read(given):
         written(given)
 
 
-@pytest.mark.parametrize("vector", ["!", "abc", "AAAA", "ü", ["a"], [None], [[1], 2], [10 ** 400]], ids=repr)
-def test_vectors_that_cannot_be_read(vector):
+@pytest.mark.parametrize("form", embeddings.FORMATS)
+@pytest.mark.parametrize("vector", ["!", "abc", "ü", ["a"], [None], [[1], 2], [[1], [2]], [{}], [10 ** 400], [1e39],
+                                    [math.nan, 1.0], [math.inf, -math.inf]], ids=repr)
+def test_vectors_that_cannot_be_read(vector, form):
     with pytest.raises(UpstreamError):
-        written(answer(vector), dimensions=1, encoding_format="base64")
+        written(answer(vector), encoding_format=form)
+
+
+@pytest.mark.parametrize("text", ["AAAA", packed([math.nan])])
+def test_other_numbers_in_base64(text):
+    """They pass as they are, and are no 32-bit floats to make anything of."""
+    assert written(answer(text), encoding_format="base64")[0] == answer(text)
+    for fields in ({}, {"encoding_format": "base64", "dimensions": 1}):
+        with pytest.raises(UpstreamError):
+            written(answer(text), **fields)
 
 
 def test_an_input_that_is_too_long():

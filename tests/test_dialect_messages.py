@@ -863,6 +863,12 @@ def test_a_plain_answer_to_a_stream():
     assert [line[:2] for line in found[2:]] == [line[:2] for line in [*WHOLE, ("end",)]]
 
 
+@pytest.mark.parametrize("answer", [{}, {"choices": [], "usage": 5}, {"choices": [None]}])
+def test_no_answer(answer):
+    with pytest.raises(UpstreamError, match="no completion"):
+        write(answer)
+
+
 @pytest.mark.parametrize("answer", [{"choices": [{"finish_reason": "stop"}], "id": 5, "usage": 5},
                                     {"choices": [{"message": None, "finish_reason": "stop"}], "id": []}])
 def test_hardly_an_answer(answer):

@@ -15,6 +15,10 @@ from test_chat import HELLO, PATH, failure, text_of
 from test_limits import gauge
 
 
+DIALECTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens",
+            "/v1/responses")
+
+
 def ask(front, **fields):
     return front.client().post(PATH, {"messages": HELLO, **fields})
 
@@ -252,7 +256,59 @@ def test_a_body_of_a_million_values_does_not_hold_the_loop(shared, body, code):
     assert max(gaps) < 1
 
 
+@pytest.mark.parametrize("value", [{}, {"choices": None}, {"choices": []}, {"choices": [None]}, {"choices": {"a": 1}}])
+@pytest.mark.parametrize("path, fields", [
+    ("/v1/chat/completions", {"messages": HELLO}), ("/v1/messages", {"messages": HELLO, "max_tokens": 9}),
+    ("/v1/responses", {"input": "Hi"}), ("/v1/completions", {"prompt": "Hi"})])
+@pytest.mark.parametrize("streams", [True, False])
+def test_an_answer_without_a_choice_is_none(shared, path, fields, value, streams):
+    shared.engine.play(Json(value))
+    answer = shared.client().post(path, {**fields, "stream": streams})
+    assert answer.status == 502 and "engine" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [f"{way}{end}" for way in DIALECTS for end in ("/", "//")] + [f"/{way}" for way in DIALECTS])
+def test_slashes_too_many(shared, path):
+    """As in the other routes."""
+    answer = shared.client().post(path, {})
+    assert answer.status == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
 # ---- the owner's machine
+
+def test_a_worker_in_the_place_of_another_knows_what_was_reloaded(gateway, engine):
+    front = gateway()
+    toml = front.settings["config"]
+    for text, status in (('[models."new name"]', 200), ("max_active = 0", 404)):
+        toml.write_text(text)
+        os.kill(front.pid, signal.SIGHUP)
+        wait_until(lambda: "reload:" in front.log, 5)
+        before = front.log.count("Sparks\n")
+        os.kill(worker(front.pid), signal.SIGKILL)
+        wait_until(lambda: front.log.count("Sparks\n") > before, 10)
+        front.wait_ready()
+        assert ask(front, model="new name").status == status
+    assert "max_active must be a whole number" in front.log and "settings of the start" in front.log
+
+
+def test_a_pid_file_that_cannot_be_written(gateway, engine):
+    front = gateway()
+    front.stop()
+    pid_file = front.db.with_name(front.db.name + ".pid")
+    pid_file.unlink()
+    pid_file.mkdir()
+    done = sparks(front)
+    assert done.returncode == 1 and done.stderr == f"sparks: SPARKS_DB: {pid_file} cannot be written: Is a directory\n"
+
+
+@pytest.mark.parametrize("seconds", [0.3, 0.5])
+def test_ctrl_c_during_the_start_is_quiet(gateway, engine, seconds):
+    front = gateway(wait=None)
+    time.sleep(seconds)
+    os.killpg(front.pid, signal.SIGINT)
+    assert front.process.wait(10) in (0, -signal.SIGINT)
+    assert "KeyboardInterrupt" not in front.log
+
 
 def test_a_stale_pid_file_is_no_gateway(gateway, engine):
     front = gateway()

@@ -165,7 +165,7 @@ def test_framing_of(headers, kind):
     assert type(framing_of(headers)) is kind
 
 
-@pytest.mark.parametrize("length", ["-5", "+5", "5x", "", "5, 6", "\u00b2", "1_0", "0x5"])
+@pytest.mark.parametrize("length", ["-5", "+5", "5x", "", "5, 6", "\u00b2", "1_0", "0x5", "9" * 5000])
 def test_a_length_that_is_none_is_no_fault_of_ours(length):
     """RFC 9112, 6.3: unrecoverable. It must not count as a length, nor raise what is no Refusal."""
     try:
@@ -561,6 +561,27 @@ def test_never_after_a_byte_came(engine, pool, some):
     assert len(engine.requests) == 2
 
 
+@pytest.mark.parametrize("size", [10, http1.READ])
+def test_the_time_for_connecting_is_none_for_thinking(engine, pool, monkeypatch, size):
+    monkeypatch.setattr(http1, "CONNECT_TIMEOUT", 0.2)
+    engine.play(Pause(0.5), Json({"a": 1}))
+    assert pool.post("/", [b"x" * size], {}).all(5, 100) == b'{"a":1}'
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_an_engine_that_takes_no_more_of_a_request(engine, pool, monkeypatch, used):
+    """Once more where the connection may have been stale; then there is nothing to wait for."""
+    monkeypatch.setattr(http1, "SEND_TIMEOUT", 0.2)
+    if used:
+        one = pool.post("/", [b"{}"], {})
+        one.all(5, 10_000)
+        one.close(whole=True)
+    for _ in range(1 + used):
+        engine.play(Early(), Pause(5))
+    with pytest.raises(UpstreamError, match="without an answer"):
+        pool.post("/", [b"x" * (30 << 20)], {}).all(5, 100)
+
+
 def test_an_answer_before_the_request_was_read(engine, pool):
     """An engine that refuses a large body and closes: what it said counts."""
     engine.play(Early(), Json({"error": "too large"}, 413, {"Connection": "close"}))
@@ -732,6 +753,16 @@ def test_tls_stale_connection(tls):
         assert answer.all(5, 100) == b"ok"
         answer.close(whole=True)
     assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("data", [b"\x17\x03\x03\x00\x20" + b"x" * 32, b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_tls_that_breaks_in_the_body(tls, data):
+    _, pool = tls([HEAD + b"Content-Length: 5\r\n\r\nhel", None])
+    answer = pool.post("/v1/x", [b"{}"], {})
+    answer.head(5)
+    with pytest.raises(BadAnswer, match="TLS"):
+        answer.decode(data)
+    answer.close()
 
 
 def test_tls_cut_off(tls):

@@ -419,6 +419,15 @@ def test_too_many(server, connected):
     assert connected == []
 
 
+def test_one_address_many_times(server):
+    """It is fetched once, but the engine would get it as often as it is named."""
+    url, held = play(server, *sends(PNG)), []
+    assert images.fetch_all([url] * 5, settings(server.host), held.append) == {url: url_of(PNG)}
+    assert server.connections == 1 and held[-1] == 4 * len(url_of(PNG))
+    with pytest.raises(InvalidRequest, match="17 images to fetch"):
+        images.fetch_all([url] * 17, settings(server.host))
+
+
 def test_the_first_that_fails_ends_the_others(server):
     urls = [play(server, Hang(), path="/slow.png"), play(server, Head(404, framing=0), path="/none.png")]
     begun = time.monotonic()
@@ -538,6 +547,8 @@ def test_too_many_and_too_much(gate, server):
     answer = ask(gate, *urls)
     assert (answer.status, answer.json()["error"]["code"]) == (400, "invalid_request")
     answer = ask(gate, *urls[:3], text="x" * 3_000_000)
+    assert (answer.status, answer.json()["error"]["code"]) == (413, "request_too_large")
+    answer = ask(gate, *urls[:1] * 3, text="x" * 1_000_000)
     assert (answer.status, answer.json()["error"]["code"]) == (413, "request_too_large")
     assert gate.engine.requests == []
     for _ in range(5):                              # what was held is let go of

@@ -292,7 +292,7 @@ context = 200000
 [models."small"]
 engine = "qwen/Qwen3-4B"
 default = true
-aliases = ["*-mini", "haiku*"]
+aliases = ["*-mini", "haiku*", "Claude-Tiny"]
 effort = "qwen"
 reasoning_field = "reasoning"
 
@@ -308,12 +308,12 @@ def front(gateway, engine):
 
 def test_tables(front, engine):
     names = ["glm-5.3-flash", "Best", "odd[1]"]                         # aliases too, patterns aside
-    assert listed(front) == [*(model(name, 200000) for name in names), model("small", 32768)]
+    assert listed(front) == [*(model(name, 200000) for name in names), model("small", 32768), model("Claude-Tiny", 32768)]
 
     for name in ("glm-5.3-flash", "GLM-5.3-FLASH", OWN, "claude-sonnet-4-5", "Claude-X", "claude-", "gpt-4o",
                  "GPT-4O-2024", "best", "odd[1]"):
         assert reaches(engine, ask(front, name), OWN), name
-    for name in (None, "small", "SMALL", "qwen/qwen3-4b", "Qwen3-4B", "o4-mini", "haiku", "HAIKU 4\n5"):
+    for name in (None, "small", "SMALL", "qwen/qwen3-4b", "Qwen3-4B", "o4-mini", "haiku", "HAIKU 4\n5", "claude-tiny"):
         assert reaches(engine, ask(front, name), "qwen/Qwen3-4B"), name
     assert reaches(engine, ask(front, "gpt-4o-mini"), OWN)              # both match: the first table wins
 

@@ -239,6 +239,7 @@ TABLE = "must be a table such as { temperature = 0.6 }, with " + ", ".join(setti
      f'sparks.toml: models."glm".sampling max_tokens must be a whole number from 1 to {1 << 40}'),
     ("image_urls = [1]", f"sparks.toml: image_urls {HOSTS}"),
     ("[models.a]\ndefault = true\n[models.b]\ndefault = true", "sparks.toml: only one model can be the default"),
+    ('[models.""]', "sparks.toml: a model needs a name"), ('[models." "]', "sparks.toml: a model needs a name"),
 ])
 def test_wrong_files(text, message):
     assert refusal(text) == message

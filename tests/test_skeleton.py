@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import skeleton
+from dialects import messages
 from errors import InvalidRequest
-from skeleton import Skeleton
+from skeleton import HEAD, Skeleton
+from test_dialect_messages import Fleet
 
 IMAGE = "data:image/png;base64," + "iVBORw0KGgoAAAANSUhEUgAA" * 4000
 PIECES = (1, 2, 3, 7, 128, 1 << 20)
@@ -25,7 +27,7 @@ def test_an_image_is_taken_out_and_comes_back(size):
     body = json.dumps({"model": "m", "url": IMAGE, "n": [1, {"a": "b"}]}).encode()
     one = fed(body, size)
     value = json.loads(one.text())
-    assert value["url"].startswith("data:image/png;base64,") and len(value["url"]) < 60
+    assert value["url"].startswith("data:image/png;base64,") and len(value["url"]) < HEAD + 20
     assert (value["model"], value["n"]) == ("m", [1, {"a": "b"}])
     value["model"] = "other"
     back = json.loads(b"".join(one.restore(json.dumps(value, ensure_ascii=False).encode())))
@@ -74,7 +76,8 @@ def test_an_object_that_became_a_string_gets_its_texts_back(text, levels):
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_any_json_comes_back(value, ascii, seed):
     body = json.dumps(value, ensure_ascii=ascii).encode("utf-8", "surrogatepass")
-    before, skeleton.LONG = skeleton.LONG, 80
+    before = skeleton.LONG, skeleton.HEAD
+    skeleton.LONG, skeleton.HEAD = 80, 32
     try:
         one, at, chance = Skeleton("m"), 0, random.Random(seed)
         while at < len(body):
@@ -85,7 +88,7 @@ def test_any_json_comes_back(value, ascii, seed):
         json.loads(text)
         assert b"".join(one.restore(text)) == body
     finally:
-        skeleton.LONG = before
+        skeleton.LONG, skeleton.HEAD = before
 
 
 @pytest.mark.parametrize("body", [b'{"a":"' + b"x" * 20_000 + b'\xff"}', b'{"a":"' + b"x" * 20_000 + b'\xc3'])
@@ -99,13 +102,27 @@ def test_lone_surrogates_stay_for_the_parser():
     body = b'{"a":"' + b"x" * 20_000 + b'\\ud83d"}'
     assert fed(body).text() == body
     pair = b'{"a":"' + b"x" * 20_000 + b'\\ud83d\\ude00"}'
-    assert len(fed(pair).text()) < 100
+    assert len(fed(pair).text()) < HEAD + 60
 
 
 def test_a_text_that_looks_like_a_mark_is_only_a_text():
     body = json.dumps({"a": "\x01other:0\x01", "b": IMAGE}, ensure_ascii=False).encode()
     one = fed(body)
     assert b"".join(one.restore(one.text())) == body
+
+
+def test_what_is_told_by_its_beginning():
+    """A client's billing line goes from a long system prompt too, and no refusal shows a mark."""
+    def read(**fields):
+        body = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], **fields}
+        one = fed(json.dumps(body).encode(), mark="secret")
+        return json.loads(b"".join(one.restore(messages.read(one.text(), Fleet()).body[0])))
+
+    line = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch=01234;\n"
+    assert read(system=line + "You help. " * 5000)["messages"][0]["content"] == "You help. " * 5000
+    with pytest.raises(InvalidRequest) as caught:
+        read(system=[{"type": "x" * 20_000, "text": "a"}])
+    assert "secret" not in caught.value.message
 
 
 def test_too_many_values_and_too_much_text():

@@ -14,7 +14,7 @@ from dialects.messages.conversation import at, read_conversation, read_tools
 from dialects.messages.events import MessageStream, figures, message_id, reason_of
 from dialects.messages.events import refusal           # noqa: F401, part of a dialect
 from errors import InvalidRequest
-from stream import choices_of, dumps, loads, plain
+from stream import answered, dumps, loads, plain
 
 log = logging.getLogger("sparks")
 BUDGETS = ((4096, "low"), (16384, "high"))          # thinking tokens below which a word stands for them; from there on: max
@@ -123,7 +123,7 @@ def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
     if isinstance(answer, bytes):
         answer = collected(answer, ask)
-    choice = next(iter(choices_of(answer)), {})
+    choice = answered(answer)[0]
     message = choice["message"] if isinstance(choice.get("message"), dict) else {}
     blocks = blocks_of(message, ask.extra["thinks"])
     called, refused = any(block["type"] == "tool_use" for block in blocks), bool(message.get("refusal"))
