@@ -101,7 +101,7 @@ def test_a_reader_of_single_bytes(one):
 
 def test_500_streams_aborted_at_random(one):
     """Each at its own moment, most with others in the same turn of the loop: nothing stays behind."""
-    one.engine.always(lambda request: [step for event in EVENTS[:1] + EVENTS[1:5] * 10 for step in (event, Pause(0.004))] + [Hang()])
+    one.engine.always(lambda request: [step for event in EVENTS[:1] + EVENTS[1:5] * 250 for step in (event, Pause(0.004))])
     files, dice = len(descriptors(one)), random.Random(7)
     ways = [(number, dice.uniform(0, 0.2), dice.choice(["close", "reset", "half_close"])) for number in range(ABORTS)]
 
@@ -118,7 +118,7 @@ def test_500_streams_aborted_at_random(one):
         list(pool.map(lambda way: abort(*way), ways))
     idle(one)
     found = rows(one.db, "id LIKE 'pump-abort-%'")
-    assert len(found) == ABORTS and all(row["aborted"] and row["status"] == 499 for row in found)
+    assert len(found) == ABORTS and not [row for row in found if row["status"] != 499 or not row["aborted"]]
     one.engine.wait_idle()
     assert gauge(one, "sparks_active") == 0 and len(descriptors(one)) <= files + 2
 
