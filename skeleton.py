@@ -79,9 +79,13 @@ class Skeleton:
         """Take out the string that ends here, but for its head, which must not end inside an escape or a character."""
         for begin in range(self.begin + HEAD, self.begin + 2 * HEAD):
             if self.whole[begin] & 0xc0 != 0x80 and b"\\" not in self.whole[begin - 6:begin]:
-                if not SURROGATE.search(self.whole, begin, end) or is_text(self.whole[begin:end]):
+                if not self.halves(begin, end) or is_text(self.whole[begin:end]):
                     self.cuts.append((begin, end))  # else it stays, for the parser to complain of
                 return
+
+    def halves(self, begin, end):
+        """Whether halves of characters are escaped there. An image has no escape at all, which shows seven times as fast."""
+        return self.whole.find(b"\\", begin, end) >= 0 and SURROGATE.search(self.whole, begin, end)
 
     def text(self):
         """The skeleton, as bytes. Raises InvalidRequest where there is too much of it."""
