@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ CHAT = "/v1/chat/completions"
 STREAMS = 5000                                      # more than a measure opens
 READY = 30                                          # seconds for a process until it answers
 LIBC = ctypes.CDLL(None)
+STOPS = {signal.SIGINT, signal.SIGTERM}
 PR_SET_PDEATHSIG = 1
 
 
@@ -86,6 +87,16 @@ def answers(url, key=""):
 
 # ---- the stage
 
+@contextmanager
+def undisturbed():
+    """Ctrl-C and SIGTERM wait: between a process and the note of how it ends, they would leave it behind."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+
 class Stage:
     """All processes and files of a run. Leaving it ends and removes them, also after Ctrl-C and SIGTERM; if this
     process is killed, the kernel ends its children."""
@@ -114,13 +125,14 @@ class Stage:
     def start(self, command, cores=None, env=None, pipe=False, log="stage.log", cwd=HOME):
         """A process that ends with this stage; what it says goes to a file, or to a pipe."""
         def prepare():
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
             os.sched_setaffinity(0, cores or self.load_cores)
             LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        with open(self.folder / log, "ab") as file:
+        with open(self.folder / log, "ab") as file, undisturbed():
             process = subprocess.Popen(
                 [str(part) for part in command], cwd=cwd, env=env, preexec_fn=prepare, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if pipe else file, stderr=file)
-        self.ends.callback(end, process)
+            self.ends.callback(end, process)
         return process
 
     def wait(self, process, url, log):
@@ -171,14 +183,14 @@ class Stage:
 
 
 def end(process, seconds=5):
-    """SIGTERM, then SIGKILL for its whole group."""
+    """SIGTERM, and SIGKILL for what is left of its group."""
     if process.poll() is None:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with suppress(ProcessLookupError):              # also children that a start which was broken off has left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
     if process.stdout:
         process.stdout.close()
 
