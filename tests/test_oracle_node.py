@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import clean_environment
+from conftest import clean_environment, npm_packages
 from engine import (DONE, Close, Head, Json, Pause, chat_chunks, chunk, completion, died, llama_chunks,
                     llama_completion, refusal, sse)
 
@@ -21,17 +21,8 @@ WANTED = [("get_weather", {"city": "Paris"}), ("get_time", {"city": "Rome"})]
 @pytest.fixture(scope="session")
 def node():
     """The path of node, with the pinned SDK installed beside the script."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if not node or not npm:
-        pytest.fail("node or npm is missing; these tests need Node 20 or newer (apt install nodejs npm)", pytrace=False)
-    lock, mark = (ORACLE / "package-lock.json").read_bytes(), ORACLE / "node_modules" / ".installed"
-    if not mark.exists() or mark.read_bytes() != lock:
-        done = subprocess.run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=ORACLE, timeout=100,
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if done.returncode:
-            pytest.fail(f"npm could not install OpenAI's Node SDK:\n{done.stderr[-2000:]}", pytrace=False)
-        mark.write_bytes(lock)
-    return node
+    npm_packages(ORACLE)
+    return shutil.which("node")
 
 
 @pytest.fixture

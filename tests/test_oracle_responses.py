@@ -1,7 +1,6 @@
 """The Python SDK of OpenAI against POST /v1/responses: create, stream and parse, plain and streamed."""
 import asyncio
 import json
-import os
 
 import openai
 import pydantic
@@ -9,6 +8,7 @@ import pytest
 
 from engine import (DONE, Close, Head, Json, chat_chunks, completion, died, llama_chunks, llama_completion, refusal)
 from openai_schema import event_problems, problems
+from test_oracle_python import client, no_proxy      # noqa: F401, fixtures
 
 MODEL = "GLM-5.3-Flash-EXL3"
 TOOLS = [{"type": "function", "name": name, "strict": True, "parameters": {
@@ -22,18 +22,6 @@ SEALED = {"reasoning": {"effort": "high", "summary": "auto"}, "include": ["reaso
 
 class Place(pydantic.BaseModel):
     city: str
-
-
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch):
-    for name in [name for name in os.environ if name.lower().endswith("_proxy") or name.startswith("OPENAI_")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def client(shared):
-    with openai.OpenAI(base_url=shared.url + "/v1", api_key=shared.key, max_retries=0, timeout=20) as client:
-        yield client
 
 
 def create(client, input="Hello", **fields):
