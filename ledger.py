@@ -183,16 +183,15 @@ class Ledger:
     def prune(self, before):
         """Delete the rows of requests that started before that moment, in small steps. Totals stay. Returns whether all
         are gone."""
-        while True:
-            try:
-                done = database.execute_sql("DELETE FROM request WHERE rowid IN (SELECT rowid FROM request WHERE started < ? "
-                                            "LIMIT ?)", (before, STEP)).rowcount
-            except peewee.DatabaseError as error:
-                self.complain(error)
-                return False
-            if done < STEP:
-                return True
-            gevent.sleep(0.05)
+        try:
+            first, last = database.execute_sql("SELECT min(rowid), max(rowid) FROM request").fetchone()
+            for at in range(first or 0, (last or 0) + 1, STEP):
+                database.execute_sql("DELETE FROM request WHERE rowid BETWEEN ? AND ? AND started < ?", (at, at + STEP - 1, before))
+                gevent.sleep(0.05)
+        except peewee.DatabaseError as error:
+            self.complain(error)
+            return False
+        return True
 
 
 def is_lock(error):

@@ -44,7 +44,10 @@ class Lines(logging.Handler):
 
 
 def line(fields):
-    return json.dumps(fields, ensure_ascii=False) if FORM["json"] else logfmt(fields)
+    """Fields as a line, without those that are None."""
+    if FORM["json"]:
+        return json.dumps({name: value for name, value in fields.items() if value is not None}, ensure_ascii=False)
+    return logfmt(fields)
 
 
 class Words(logging.Formatter):
@@ -68,7 +71,8 @@ def second(epoch):
 
 def logfmt(fields):
     traceback = fields.get("traceback")
-    pairs = " ".join(f"{name}={quoted(value)}" for name, value in fields.items() if value is not None and name != "traceback")
+    pairs = " ".join([f"{name}={value if type(value) is int else quoted(value)}" for name, value in fields.items()
+                      if value is not None and name != "traceback"])
     return f"{pairs}\n{traceback}" if traceback else pairs
 
 
@@ -88,7 +92,7 @@ def set_up(form):
 
 def note(row, key):
     """A request's line: never a client's own words."""
-    fields = {"id": row.id, "key": key.name if key else None, "route": row.route, "model": row.model or None, "status": row.status,
-              "error": row.error, "queued_ms": row.queued_ms, "first_ms": row.first_ms, "ms": row.total_ms,
+    fields = {"time": now(time()), "id": row.id, "key": key.name if key else None, "route": row.route,
+              "model": row.model or None, "status": row.status, "error": row.error, "queued_ms": row.queued_ms, "first_ms": row.first_ms, "ms": row.total_ms,
               "prompt": row.prompt_tokens, "completion": row.completion_tokens}
-    say(line({"time": now(time()), **{name: value for name, value in fields.items() if value is not None}}))
+    say(line(fields))

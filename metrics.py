@@ -1,14 +1,14 @@
 """GET /metrics for Prometheus. No series per key: the ledger knows who, the metrics know how much."""
-from functools import lru_cache
+from bisect import bisect_left
+from collections import Counter
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 WAITS = (0.005, 0.02, 0.1, 0.5, 1, 5, 15, 60, 180, 600)
 TIMES = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 180, 600, 1800)
 KINDS = ("prompt", "cached", "completion", "reasoning")
-
-disable_created_metrics()
 
 
 class Gauges:
@@ -28,18 +28,32 @@ class Gauges:
             yield GaugeMetricFamily(name, text, value)
 
 
+class Tally:
+    """A histogram. The library's own takes a lock and walks through its buckets for each value."""
+
+    def __init__(self, name, text, bounds):
+        self.name, self.text, self.bounds = name, text, bounds
+        self.counts, self.sum = [0] * (len(bounds) + 1), 0.0
+
+    def observe(self, seconds):
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
+
+    def family(self):
+        names = [*map(str, map(float, self.bounds)), "+Inf"]
+        return HistogramMetricFamily(self.name, self.text, list(zip(names, accumulate(self.counts))), self.sum)
+
+
 class Metrics:
     """Counts the rows of the ledger; `text()` is the page."""
 
     def __init__(self):
         self.registry = CollectorRegistry()
-        made = {"registry": self.registry}
-        self.requests = Counter("sparks_requests", "Requests past their key", ["route", "status", "model"], **made)
-        self.series = lru_cache(256)(self.requests.labels)      # which takes its time
-        self.tokens = Counter("sparks_tokens", "Tokens", ["kind"], **made)
-        self.queued = Histogram("sparks_queue_seconds", "Wait for a slot", buckets=WAITS, **made)
-        self.first = Histogram("sparks_first_token_seconds", "Time to the first token", buckets=TIMES, **made)
-        self.total = Histogram("sparks_total_seconds", "Time to the end", buckets=TIMES, **made)
+        self.registry.register(self)
+        self.requests, self.tokens = Counter(), Counter()
+        self.queued = Tally("sparks_queue_seconds", "Wait for a slot", WAITS)
+        self.first = Tally("sparks_first_token_seconds", "Time to the first token", TIMES)
+        self.total = Tally("sparks_total_seconds", "Time to the end", TIMES)
 
     def watch(self, desk):
         self.registry.register(Gauges(desk))
@@ -47,14 +61,22 @@ class Metrics:
     def note(self, row, key):
         if key is None:
             return
-        self.series(row.route, row.status, row.model).inc()
-        for kind in KINDS:
-            count = getattr(row, f"{kind}_tokens")
+        self.requests[row.route, str(row.status), row.model] += 1
+        for kind, count in zip(KINDS, (row.prompt_tokens, row.cached_tokens, row.completion_tokens, row.reasoning_tokens)):
             if count:
-                self.tokens.labels(kind).inc(count)
-        for histogram, value in ((self.queued, row.queued_ms), (self.first, row.first_ms), (self.total, row.total_ms)):
+                self.tokens[kind] += count
+        for tally, value in ((self.queued, row.queued_ms), (self.first, row.first_ms), (self.total, row.total_ms)):
             if value is not None:
-                histogram.observe(value / 1000)
+                tally.observe(value / 1000)
+
+    def collect(self):
+        requests = CounterMetricFamily("sparks_requests", "Requests past their key", labels=["route", "status", "model"])
+        tokens = CounterMetricFamily("sparks_tokens", "Tokens", labels=["kind"])
+        for labels, count in self.requests.items():
+            requests.add_metric(labels, count)
+        for kind, count in self.tokens.items():
+            tokens.add_metric([kind], count)
+        return [requests, tokens, *(tally.family() for tally in (self.queued, self.first, self.total))]
 
     def text(self):
         return generate_latest(self.registry)

@@ -182,6 +182,7 @@ HOSTS = 'must be "public", "off", or hosts such as "public, pictures.lan, 10.0.0
     ("bind", "::1:8080", "must be HOST:PORT, such as 127.0.0.1:8080"),
     ("bind", "127.0.0.1:65536", "must be HOST:PORT, such as 127.0.0.1:8080"),
     ("db", "sparks.db", "must be sqlite:///FILE (beside run.sh) or sqlite:////absolute/FILE"),
+    ("db", "sqlite:///:memory:", "must be sqlite:///FILE (beside run.sh) or sqlite:////absolute/FILE"),
     ("db", "sqlite:///", "must be sqlite:///FILE (beside run.sh) or sqlite:////absolute/FILE"),
     ("max_active", "0", ACTIVE),
     ("max_active", "100001", ACTIVE),
