@@ -5,6 +5,7 @@ greenlet (`read`, `all`) or, once its head is in, by whoever watches its file de
 
 Source: RFC 9112 (message framing), RFC 9110 15.2 (interim responses).
 """
+import os
 import ssl
 from contextlib import suppress
 from time import monotonic
@@ -204,17 +205,14 @@ class Connection:
 
     def fresh(self):
         """Whether it is fit for another request: still open, the last answer's end in, and nothing after it."""
-        self.sock.setblocking(False)
         try:
-            data = self.sock.recv(READ)             # the end of the last answer may have come since
+            data = os.read(self.sock.fileno(), READ)            # the end of the last answer may have come since
             self.framing.feed(self.layer.decode(data) if self.layer.decode else data)
             return bool(data) and self.framing.ended and not self.framing.surplus
         except BlockingIOError:
             return self.framing.ended
         except (OSError, UpstreamError):
             return False
-        finally:
-            self.sock.setblocking(True)
 
     def close(self):
         self.sock.close()

@@ -40,6 +40,7 @@ from errors import InvalidKey, SettingsError
 
 PREFIX = "sk-sparks-"
 RANDOM_BYTES = 32                                       # 43 URL-safe characters
+FRESH = 0.01                                            # seconds; the command that changes a key takes longer to end
 SHOWN = len(PREFIX) + 6                                 # characters of a key that lists may show
 
 
@@ -88,10 +89,10 @@ def key_of(row):
 
 
 class Keyring:
-    """The valid keys in memory, read again whenever another process has changed the database."""
+    """The valid keys in memory, read again whenever another process has changed the database, within FRESH seconds."""
 
     def __init__(self):
-        self.version, self.keys = None, {}
+        self.version, self.keys, self.looked = None, {}, -FRESH
 
     def check(self, authorization, x_api_key):
         """The Key of a request's headers (strings, or None). Raises InvalidKey."""
@@ -109,7 +110,10 @@ class Keyring:
         return key
 
     def refresh(self):
-        connection = database.connection()
+        now = time.monotonic()
+        if now - self.looked < FRESH:
+            return
+        self.looked, connection = now, database.connection()
         version = id(connection), connection.execute("PRAGMA data_version").fetchone()
         if version != self.version:
             self.keys = {row.digest: key_of(row) for row in active()}

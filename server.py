@@ -4,7 +4,6 @@ gunicorn speaks HTTP with clients. The `Worker` adds what this gateway needs of 
 API's own shape, a way to end a connection whose body was not read, and no waiting for idle connections at the end.
 """
 import fcntl
-import json
 import logging
 import os
 import resource
@@ -12,29 +11,23 @@ import secrets
 import signal
 import socket
 import sys
-from email.utils import formatdate
-from functools import lru_cache
-from http import HTTPStatus
-from time import time
 
 import gevent
 from gevent import getcurrent
-from gunicorn import util
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
-from gunicorn.http import errors as http_errors, wsgi
+from gunicorn.http import errors as http_errors
 from gunicorn.workers.base_async import AsyncWorker
 from gunicorn.workers.ggevent import GeventWorker
 
-from errors import InternalError, Refusal, SettingsError, error_body
-from sockets import linger, send_all
+from errors import InternalError, Refusal, SettingsError
+from exchange import Response, environ_of, refuse
 
 log = logging.getLogger("sparks")
 KEEPALIVE = 75                                      # seconds that an idle connection stays open
 GRACE = 5                                           # seconds for what is open when the drain is over
 HANG = 600                                          # seconds of CPU in one go after which the worker counts as hung
 CONNECTIONS = 10_000
-OUR_HEADERS = (http_errors.InvalidResponseHeader, http_errors.InvalidResponseHeaderName)    # no fault of the client's
 STATUS = {                                          # of malformed HTTP; 400 if not here
     http_errors.LimitRequestLine: 414, http_errors.LimitRequestHeaders: 431, http_errors.ExpectationFailed: 417,
     http_errors.ForbiddenProxyRequest: 403,
@@ -59,45 +52,15 @@ class Waiting(gevent.Timeout):
         return super().__exit__(*error)
 
 
-class Response(wsgi.Response):
-    """An answer whose head leaves in one packet with what follows it. An empty item sends the head alone."""
+class Settled:
+    """gunicorn's settings, each looked up once: it asks for dozens of them with each request."""
 
-    head = b""                                      # what waits for the first bytes
+    def __init__(self, cfg):
+        self.found = cfg
 
-    def send_headers(self):
-        if not self.headers_sent:
-            lines = [f"{name}: {value}\r\n" for name, value in self.headers]
-            self.head, self.headers_sent = "".join([*self.default_headers(), *lines, "\r\n"]).encode("latin-1"), True
-
-    def default_headers(self):
-        return [f"HTTP/{self.req.version[0]}.{self.req.version[1]} {self.status}\r\n", date(int(time())),
-                f"Connection: {'close' if self.should_close() else 'keep-alive'}\r\n",
-                *(["Transfer-Encoding: chunked\r\n"] if self.chunked else [])]
-
-    def write(self, item):
-        super().write(item)
-        self.flush()
-
-    def _emit_body(self, data):
-        self.send(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
-
-    def flush(self):
-        if self.head:
-            self.send(b"")
-
-    def send(self, data):
-        data, self.head = self.head + data, b""
-        send_all(self.sock, data)
-
-    def close(self):
-        self.send_headers()
-        self.flush()
-        super().close()
-
-
-@lru_cache(2)
-def date(second):
-    return f"Server: sparks\r\nDate: {formatdate(second, usegmt=True)}\r\n"
+    def __getattr__(self, name):
+        value = self.__dict__[name] = getattr(self.found, name)
+        return value
 
 
 class Worker(GeventWorker):
@@ -107,7 +70,7 @@ class Worker(GeventWorker):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.waiting = set()
+        self.cfg, self.waiting = Settled(self.cfg), set()
 
     def load_wsgi(self):
         self.app.worker = self
@@ -149,20 +112,22 @@ class Worker(GeventWorker):
 
     def handle_request(self, listener_name, req, sock, addr):
         """One request. StopIteration ends its connection."""
-        response, environ = wsgi.create(req, sock, addr, listener_name, self.cfg, Response)
+        if req._expected_100_continue:
+            sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        response = Response(req, sock)
         getcurrent().close_after = req.force_close  # for the app: gunicorn does not hand it the request
         if not self.alive:
-            response.force_close()
+            req.force_close()
         try:
-            self.answer(environ, response)
+            self.answer(environ_of(req, sock, addr, listener_name), response)
         except (gevent.GreenletExit, SystemExit, TimeoutError):
             raise StopIteration from None           # the answer is cut: nothing more may follow on this connection
         except Exception as error:
-            if isinstance(error, OSError) or not response.headers_sent:
+            if isinstance(error, OSError) or not response.begun:
                 raise
             log.exception("a fault of the gateway")
             raise StopIteration from None
-        if response.should_close():
+        if response.closes or req.should_close():
             raise StopIteration
 
     def answer(self, environ, response):
@@ -170,31 +135,20 @@ class Worker(GeventWorker):
         try:
             for item in items:
                 response.write(item)
-            response.close()
+            response.end()
         finally:
             items.close()
 
     def handle_error(self, req, client, addr, exc):
         """Answer what never became a request, or what gunicorn would not send. Its own way logs the address with its query."""
-        if isinstance(exc, http_errors.ParseException) and not isinstance(exc, OUR_HEADERS):
+        if isinstance(exc, http_errors.ParseException):
             refusal = Refusal(f"this is no valid HTTP request: {type(exc).__name__}", status=STATUS.get(type(exc), 400))
         else:
             log.exception("a fault of the gateway")
             refusal = InternalError("the gateway failed; this is its own fault, and its log has the details")
         ident = secrets.token_hex(16)
         log.warning("%s: %s", ident, refusal.message)
-        write_refusal(client, refusal, ident)
-
-
-def write_refusal(client, refusal, ident):
-    body = json.dumps(error_body(refusal)).encode()
-    head = (f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nx-request-id: {ident}\r\nrequest-id: {ident}\r\nContent-Length: {len(body)}\r\n\r\n")
-    try:
-        util.write_nonblock(client, head.encode() + body)
-    except OSError:
-        return
-    linger(client)
+        refuse(client, refusal, ident)
 
 
 class Application(BaseApplication):
