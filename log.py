@@ -3,15 +3,14 @@ import json
 import logging
 import os
 import re
+import select
+import sys
 from datetime import datetime, timezone
 from functools import lru_cache
 from time import time
 
-from gevent import monkey
-
 MOST = 4000                                         # bytes at a time: a pipe that is ready takes so many without waiting
 READY = 4                                           # poll's POLLOUT
-real_poll = monkey.get_original("select", "poll")
 STDOUT = 1
 BARE = re.compile(r'[^ "=\n\r\t]+')                 # a value that needs no quotes
 FORM = {"json": False}                              # the setting `log`
@@ -30,7 +29,8 @@ def say(text):
 
 @lru_cache
 def stdout_poller():
-    poller = real_poll()
+    gevent = sys.modules.get("gevent.monkey")       # its own poll would let others run meanwhile
+    poller = gevent.get_original("select", "poll")() if gevent else select.poll()
     poller.register(STDOUT, READY)
     return poller
 

@@ -5,9 +5,6 @@
 import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)        # Ctrl-C ends the start without a traceback; gunicorn listens to it later
 
-from gevent import monkey
-monkey.patch_all()                                  # before the other imports: what they bind must be patched already
-
 import os
 for name in ("SCRIPT_NAME", "PROMETHEUS_MULTIPROC_DIR"):    # libraries read them, some while they are imported
     os.environ.pop(name, None)
@@ -40,10 +37,9 @@ def main(arguments=None):
 def try_database(path):
     """Open the database and bring it up to date, in a process that ends with that: the master, which lives on beside the
     worker, needs none of what it loads."""
-    fork, waitpid = monkey.get_original("os", ("fork", "waitpid"))      # gevent's would wait by an event loop of their own
-    pid = fork()
+    pid = os.fork()
     if pid:
-        if waitpid(pid, 0)[1]:
+        if os.waitpid(pid, 0)[1]:
             sys.exit(1)
         return
     status = 1
