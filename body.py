@@ -2,17 +2,15 @@
 import secrets
 from collections import Counter
 
-import gevent
 from gunicorn.http.errors import NoMoreData, ParseException
 
 from errors import BodyTimeout, ClientGone, InvalidRequest, Overloaded, RETRY_AFTER, TooLarge, UnsupportedEncoding
 from skeleton import Skeleton
-from sockets import linger
+from sockets import give_way, linger
 
 PIECE = 1 << 18                                     # bytes at a time
 LARGE = 2 << 20                                     # bytes up to which a body is parsed as it is
 SILENCE = 30                                        # seconds without a byte until a body counts as abandoned
-TURN = 0.02                                         # seconds for which a body lets streams go first, a piece
 SMALL = 1 << 16                                     # bytes left that gunicorn may throw away by itself
 
 
@@ -61,6 +59,8 @@ class Body:
         self.hold(self.length)
         self.begun, size, first = True, 0, bytearray()
         while piece := self.piece(self.step(size)):
+            if size:
+                give_way()
             size += len(piece)
             if size > self.most:
                 raise self.too_large()
@@ -81,14 +81,14 @@ class Body:
         return left if left <= PIECE + 1024 else PIECE
 
     def take(self, piece, first):
-        """A piece of a large body; streams go first, but not for ever (sleep(0) would let them wait twice as long)."""
+        """A piece of a large body, of which `first` came before it."""
         if self.skeleton is None:
             self.skeleton = Skeleton(secrets.token_hex(8))
-            self.skeleton.feed(bytes(first))
+            for at in range(0, len(first), PIECE):
+                self.skeleton.feed(bytes(first[at:at + PIECE]))
+                give_way()
             first.clear()
         self.skeleton.feed(piece)
-        with gevent.Timeout(TURN, False):
-            gevent.idle()
 
     def restore(self, parts):
         """Parts made from the text, with what was left out of it; what is no bytes stays."""

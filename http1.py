@@ -15,7 +15,7 @@ import gevent
 from gevent import socket
 
 from errors import ModelUnavailable, UpstreamError
-from sockets import send_all
+from sockets import give_way, send_all
 
 CONNECT_TIMEOUT = 10                                # seconds
 SEND_TIMEOUT = 60                                   # seconds without the engine taking a byte
@@ -431,6 +431,7 @@ def send(layer, parts, unheard):
             for at in range(0, len(part), PIECE):
                 with gevent.Timeout(SEND_TIMEOUT, TimeoutError):
                     layer.send(part[at:at + PIECE])
+                give_way()
     except TimeoutError:
         unheard()
     except OSError:
