@@ -234,6 +234,7 @@ PIECE = re.compile(rb'"(content|reasoning|reasoning_content)' + INSIDE)
 TEXT_PIECE = re.compile(rb'"(text)' + INSIDE)           # of a text completion
 
 
+QUOTE, LF, CR, BACKSLASH = b'"\n\r\\'              # numbers: bytes are looked for in bytes seven times as slowly
 SIGNS = (b'"tool_calls"', b'"role"', b'"usage"', b'"error"')     # of an event that says more than a text
 
 
@@ -259,7 +260,7 @@ class Shape:
         """The text of an event that fits, or None. `data` is one event with its blank line, or anything else."""
         if data.startswith(self.before) and data.endswith(self.after):
             text = data[self.begin:self.end]
-            if b'"' not in text and b"\n" not in text and b"\r" not in text and text[-1:] != b"\\" and text and sound(text):
+            if text and QUOTE not in text and LF not in text and CR not in text and text[-1] != BACKSLASH and sound(text):
                 return text
         return None
 
