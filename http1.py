@@ -53,7 +53,7 @@ class Chunked:
         self.ended = self.surplus = False
 
     def feed(self, data):
-        if self.state == "size" and not self.line and not self.ended:
+        if self.state == "size" and not self.line:
             head = data.find(b"\r\n", 0, 6)         # the usual case: exactly one chunk, as vLLM sends one event
             if len(data) - head - 4 == SIZES.get(data[:head]) and data.endswith(b"\r\n"):
                 return data[head + 2:-2]

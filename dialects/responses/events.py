@@ -45,7 +45,8 @@ class ResponseStream(PieceStream):
         self.pen, self.options, self.echo = Pen(token.encode(), options), options, []
         self.kinds = {"text": LoggedMessage if options.logprobs else Message, "refusal": Refused, "reasoning": Thinking}
         self.created, self.begun = int(options.now()), False
-        self.items, self.item, self.calls = [], None, {}        # item: where text goes on
+        self.items, self.calls = [], {}
+        self.item = self.saying = None                          # where text goes on, and its kind
         self.blank = []                                         # the pieces of a text that is no message yet
         self.finish = self.response = self.last = None
 
@@ -99,9 +100,8 @@ class ResponseStream(PieceStream):
     # -- pieces
 
     def text(self, kind, text):
-        item = self.item
-        if item is not None and item.kind == kind:
-            return item.say(text)
+        if kind == self.saying:
+            return self.item.say(text)
         if self.finish is not None:
             return b""
         if kind == "text" and BLANK.fullmatch(text):    # line ends before a call are no message
@@ -117,6 +117,7 @@ class ResponseStream(PieceStream):
             out += self.item.close(b"completed")
         self.item = kind(self.pen, len(self.items), *args)
         self.items.append(self.item)
+        self.saying = kind.kind
         return out + self.item.open()
 
     def piece(self, kind, value):
@@ -145,7 +146,8 @@ class ResponseStream(PieceStream):
         out = self.begin()
         if self.blank and not self.items:
             out += self.turn(self.kinds["text"]) + self.item.say(b"".join(self.blank))
-        self.finish, self.item = reason if isinstance(reason, str) else "stop", None
+        self.finish = reason if isinstance(reason, str) else "stop"
+        self.item = self.saying = None
         still = [item for item in self.items if not item.final]
         for item in still:
             out += item.close(b"incomplete" if self.finish in CUT and item is still[-1] else b"completed")

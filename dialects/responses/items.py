@@ -71,6 +71,7 @@ class Item:
     pen      the Pen of its response
     index    its place in the output
     said     the pieces of its text;  final  the item as JSON, once it is closed
+    before, after   what stands around a text in a delta of its first strand; others: the same of the others
     """
 
     prefix, strands, beside = b"", (), b""              # beside: what stands beside a delta
@@ -79,9 +80,12 @@ class Item:
         self.pen, self.index, self.said, self.final = pen, index, [], None
         self.id = b"%b_%b%02x" % (self.prefix, pen.token, index)
         self.place = b'"item_id":"%b","output_index":%d' % (self.id, index)
-        self.deltas = [(b'event: response.%b.delta\ndata: {"type":"response.%b.delta",%b%b,"delta":"' % (
-            strand.event, strand.event, self.place, strand.place), b'",%b"sequence_number":' % self.beside)
-            for strand in self.strands]
+        (self.before, self.after), *self.others = map(self.around, self.strands)
+
+    def around(self, strand):
+        name = b"response.%b.delta" % strand.event
+        return (b'event: %b\ndata: {"type":"%b",%b%b,"delta":"' % (name, name, self.place, strand.place),
+                b'",%b"sequence_number":' % self.beside)
 
     # -- events
 
@@ -94,8 +98,10 @@ class Item:
     def say(self, text):
         """Those of one more piece of text, the inside of a JSON string."""
         self.said.append(text)
-        pen, out = self.pen, b""
-        for before, after in self.deltas:           # the hot path: no JSON, no call
+        pen = self.pen
+        out = b"%b%b%b%d}\n\n" % (self.before, text, self.after, pen.number)      # the hot path: no JSON, no call
+        pen.number += 1
+        for before, after in self.others:
             out += b"%b%b%b%d}\n\n" % (before, text, after, pen.number)
             pen.number += 1
         return out
@@ -176,7 +182,7 @@ class LoggedMessage(Message):
             return super().say(text)
         self.said.append(text)
         self.logprobs += tokens
-        return b'%b%b","logprobs":%b,"sequence_number":%d}\n\n' % (self.deltas[0][0], text, dumps(tokens), self.pen.count())
+        return b'%b%b","logprobs":%b,"sequence_number":%d}\n\n' % (self.before, text, dumps(tokens), self.pen.count())
 
 
 class Refused(Message):
