@@ -149,7 +149,7 @@ def node_asker(script, address, key):
 
     def ask(case, retries=0, key=key, **fields):
         environment = {**usual, "SPARKS_BASE_URL": address, "SPARKS_API_KEY": key, "RETRIES": str(retries)}
-        done = subprocess.run([shutil.which("node"), script, case, json.dumps(fields)], cwd=folder, env=environment, timeout=30,
+        done = subprocess.run([shutil.which("node"), script, case, json.dumps(fields)], cwd=folder, env=environment, timeout=60,
                               stdin=subprocess.DEVNULL, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
