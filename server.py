@@ -27,11 +27,15 @@ class Placeholder(base.Worker):
         self.args = args
 
     def init_process(self):
+        signal.pthread_sigmask(signal.SIG_BLOCK, self.SIGNALS)      # until the worker has handlers: the master's would lose them
         from worker import Worker
         worker = Worker(*self.args)
         worker.pid, worker.tmp = self.pid, self.tmp
         try:
             worker.init_process()
+        except SettingsError as error:
+            print(f"sparks: {error}", file=sys.stderr, flush=True)
+            sys.exit(Arbiter.WORKER_BOOT_ERROR)     # which ends the master
         finally:
             self.booted = worker.booted
 
@@ -68,6 +72,11 @@ class Master(Arbiter):
 
     def handle_int(self):
         self.handle_term()
+
+    def handle_ttin(self):
+        """No second worker: each would have slots and queues of its own."""
+
+    handle_ttou = handle_ttin
 
 
 def run(settings, create):
