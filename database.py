@@ -107,8 +107,8 @@ def first_seal():
 
 def ledger_without_indexes():
     """Each was another page to write for each request, and only the owner's commands look for a row: they may read them all."""
-    yield "DROP INDEX request_started"
-    yield "DROP INDEX request_id"
+    yield "DROP INDEX IF EXISTS request_started"
+    yield "DROP INDEX IF EXISTS request_id"
 
 
 MIGRATIONS = [first_keys, limits, first_ledger, first_seal, ledger_without_indexes]

@@ -367,6 +367,16 @@ def test_old_files_are_brought_up_to_date(db, newest, done, monkeypatch):
     assert not key or keys.Keyring().check(None, key).name == "alice"
 
 
+def test_a_file_whose_index_the_owner_dropped(db, newest, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "MIGRATIONS", database.MIGRATIONS[:4])
+        database.open_database(db)
+        database.database.execute_sql("DROP INDEX request_started")
+        database.database.close()
+    database.open_database(db)
+    assert rows(db, SCHEMA) == newest
+
+
 def test_empty_file_and_foreign_tables(db, newest):
     sqlite3.connect(db).execute("CREATE TABLE other (x)").connection.close()
     database.open_database(db)
