@@ -91,10 +91,11 @@ def run(settings, create):
 
 def lock_database(db):
     """The file that a gateway holds locked, its pid in it, as long as it lives; None if another one does. Raises SettingsError."""
+    path = db.with_name(db.name + ".pid")
     try:
-        lock = open(db.with_name(db.name + ".pid"), "a+")
+        lock = open(path, "a+")
     except OSError as error:
-        raise SettingsError(f"SPARKS_DB: {error.filename} cannot be written: {error.strerror}") from None
+        raise SettingsError(f"SPARKS_DB: {path} cannot be written: {error.strerror or error}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

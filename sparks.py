@@ -54,6 +54,8 @@ def try_database(path):
         status = 0
     except SettingsError as error:
         print(f"sparks: {error}", file=sys.stderr, flush=True)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
     finally:
         os._exit(status)
 

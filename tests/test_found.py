@@ -304,6 +304,10 @@ def test_a_pid_file_that_cannot_be_written(gateway, engine):
     pid_file.mkdir()
     done = sparks(front)
     assert done.returncode == 1 and done.stderr == f"sparks: SPARKS_DB: {pid_file} cannot be written: Is a directory\n"
+    pid_file.rmdir()
+    os.mkfifo(pid_file)
+    done = sparks(front)
+    assert done.returncode == 1 and done.stderr.startswith(f"sparks: SPARKS_DB: {pid_file} cannot be written: ")
 
 
 @pytest.mark.parametrize("seconds", [0.3, 0.5])

@@ -275,12 +275,15 @@ def test_only_digest_and_prefix_are_stored(run, db):
 def test_unusable_places(tmp_path):
     (tmp_path / "text").write_text("this is no database, but somebody's letter" * 100)
     (tmp_path / "short").write_text("x")
-    for name in ("nowhere/sparks.db", ".", "text", "short", "text/sparks.db"):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "pipe").chmod(0o666)
+    for name in ("nowhere/sparks.db", ".", "text", "short", "text/sparks.db", "pipe"):
         done = command("list", db=tmp_path / name)
         assert (done.returncode, done.stdout) == (1, ""), name
         assert done.stderr.startswith("Error: SPARKS_DB: ") and done.stderr.count("\n") == 1, done.stderr
         assert "cannot be used" in done.stderr
     assert (tmp_path / "text").read_text().startswith("this is no database")
+    assert (tmp_path / "pipe").stat().st_mode & 0o777 == 0o666         # nor is /dev/null closed to others
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
