@@ -187,7 +187,8 @@ class Ledger:
             first, (last, oldest) = 0, self.span(0)
             while last is not None:
                 if oldest < before:
-                    database.execute_sql("DELETE FROM request WHERE rowid > ? AND rowid <= ? AND started < ?", (first, last, before))
+                    database.execute_sql("DELETE FROM request WHERE rowid > ? AND rowid <= ? AND started < ?",
+                                         (first, last, before))
                 gevent.sleep(0.05 if oldest < before else 0.001)
                 first, (last, oldest) = last, self.span(last)
         except peewee.DatabaseError as error:

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 
+from gunicorn import glogging
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.workers import base
@@ -16,6 +17,14 @@ KEEPALIVE = 75                                      # seconds that an idle conne
 GRACE = 5                                           # seconds for what is open when the drain is over
 HANG = 600                                          # seconds of CPU in one go after which the worker counts as hung
 CONNECTIONS = 10_000
+
+
+class Log(glogging.Logger):
+    """gunicorn's words go where ours go, which waits for no reader: a master that did would not see that its worker is gone."""
+
+    def setup(self, cfg):
+        super().setup(cfg)
+        self.error_log.handlers, self.error_log.propagate = [], True
 
 
 class Placeholder(base.Worker):
@@ -49,8 +58,9 @@ class Application(BaseApplication):
 
     def load_config(self):
         for name, value in {
-            "bind": self.settings.bind, "workers": 1, "worker_class": Placeholder, "worker_connections": CONNECTIONS,
-            "keepalive": KEEPALIVE, "timeout": HANG, "graceful_timeout": int(self.settings.drain + GRACE),
+            "bind": self.settings.bind, "workers": 1, "worker_class": Placeholder, "logger_class": Log,
+            "worker_connections": CONNECTIONS, "keepalive": KEEPALIVE, "timeout": HANG,
+            "graceful_timeout": int(self.settings.drain + GRACE),
             "control_socket_disable": True, "limit_request_field_size": 16380, "loglevel": "warning", "proc_name": "sparks",
             # No header is a proxy's word; so there is nothing in which to believe anybody, and no address to look at.
             "forwarder_headers": "", "secure_scheme_headers": {}, "forwarded_allow_ips": "*",

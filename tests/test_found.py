@@ -12,6 +12,7 @@ import pytest
 
 from conftest import ROOT, add_key, clean_environment, wait_until
 from engine import Close, Hang, Head, Json, Pause, Raw, Send, chat_chunks, chunk, completion, sse
+from inside import children, worker
 from test_chat import HELLO, PATH, failure, text_of
 from test_limits import gauge
 
@@ -227,16 +228,6 @@ def test_a_stream_is_kept_alive_while_its_body_goes_to_the_engine(gateway, engin
     answer = front.client().post(PATH, {"messages": HELLO, "stream": True, "user": "x" * 30_000_000})
     events = list(answer.events())
     assert [event.comment is not None for event in events[:2]] == [True, True] and events[-1].data == "[DONE]"
-
-
-def worker(pid):
-    """The gateway's worker process."""
-    return children(pid)[0]
-
-
-def children(pid):
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]
 
 
 @pytest.mark.parametrize("body, code", [(b"[" + b"[]," * 1_200_000 + b"1]", 400),
