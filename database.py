@@ -4,6 +4,7 @@ The connection is shared by all greenlets of the process, so nothing may switch 
 """
 import os
 import sqlite3
+import stat
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ def open_database(path, patient=True):
     process's lock, and not for a checkpoint, which is `checkpoint`'s. Raises SettingsError with one line."""
     try:
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
-            if file.read(16) not in (b"", b"SQLite format 3\0"):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or file.read(16) not in (b"", b"SQLite format 3\0"):
                 raise OSError("it is no SQLite database")
         os.chmod(path, 0o600)
         database.init(str(path), pragmas={"page_size": PAGE, "journal_mode": "wal", "synchronous": "normal", "busy_timeout": 5000},
@@ -107,8 +108,8 @@ def first_seal():
 
 def ledger_without_indexes():
     """Each was another page to write for each request, and only the owner's commands look for a row: they may read them all."""
-    yield "DROP INDEX request_started"
-    yield "DROP INDEX request_id"
+    yield "DROP INDEX IF EXISTS request_started"
+    yield "DROP INDEX IF EXISTS request_id"
 
 
 MIGRATIONS = [first_keys, limits, first_ledger, first_seal, ledger_without_indexes]

@@ -40,7 +40,7 @@ from errors import InvalidKey, SettingsError
 
 PREFIX = "sk-sparks-"
 RANDOM_BYTES = 32                                       # 43 URL-safe characters
-FRESH = 0.01                                            # seconds; the command that changes a key takes longer to end
+FRESH = 0.01                                            # seconds for which a gateway does not ask whether keys were changed
 SHOWN = len(PREFIX) + 6                                 # characters of a key that lists may show
 
 
@@ -113,11 +113,12 @@ class Keyring:
         now = time.monotonic()
         if now - self.looked < FRESH:
             return
-        self.looked, connection = now, database.connection()
-        version = id(connection), connection.execute("PRAGMA data_version").fetchone()
+        connection = database.connection()
+        version = connection, connection.execute("PRAGMA data_version").fetchone()     # by itself: a new one may get its id
         if version != self.version:
             self.keys = {row.digest: key_of(row) for row in active()}
             self.version = version
+        self.looked = now                               # last: keys that could not be read are not fresh
 
 
 def credentials(authorization, x_api_key):
@@ -213,6 +214,7 @@ def add(name, again, admin, as_json):
     if not again and active(KeyRow.name == name).exists():
         raise click.ClickException(f"{name} has a key already; --again makes another, `revoke {name}` ends the old one")
     key = add_key(name, admin)
+    spread()
     click.echo(f"A key for {name}. It is shown this once: hand it over by a safe way. In a shell:\n"
                f"  export SPARKS_API_KEY={PREFIX}...   (the key below)", err=True)
     dump({"name": name, "prefix": key[:SHOWN], "key": key}) if as_json else click.echo(key)
@@ -242,10 +244,16 @@ def revoke(name_or_prefix, as_json):
     for row in rows:
         row.revoked = now()
         row.save()
+    spread()
     if as_json:
         return dump([facts(row) for row in rows])
     for row in rows:
         click.echo(f"revoked {row.prefix}... of {row.name}")
+
+
+def spread():
+    """Wait until a gateway that runs has seen a change: what a command says is so when it says it."""
+    time.sleep(FRESH)
 
 
 def named(name_or_prefix):
@@ -339,6 +347,7 @@ def limit(name_or_prefix, clear, as_json, **given):
             setattr(row, name, None if value in (CLEARED, "none") else value)
         if clear or changes:
             row.save()
+    spread()
     if as_json:
         return dump([limit_facts(row) for row in rows])
     for row in rows:

@@ -152,16 +152,16 @@ class Ledger:
 
     def keep_up(self):
         """For ever: commit what waits once a second, checkpoint once a minute, and prune once a day."""
-        pruned = checked = 0.0
+        pruned = checked = -DAY                     # by a clock that is never set back
         while True:
             gevent.sleep(0.01 if len(self.waiting) > STEP and not self.troubled else 1)
             self.flush()
             self.stay_with_the_file()
-            if time() - checked > MINUTE:
-                checked = time()
+            if monotonic() - checked > MINUTE:
+                checked = monotonic()
                 self.checkpoint()
-            if time() - pruned > DAY and self.prune(time() - self.settings.keep_days * DAY):
-                pruned = time()
+            if monotonic() - pruned > DAY and self.prune(time() - self.settings.keep_days * DAY):
+                pruned = monotonic()
 
     def stay_with_the_file(self):
         """Somebody may have put another file in the database's place, a backup for example, or taken it away."""
@@ -184,14 +184,22 @@ class Ledger:
         """Delete the rows of requests that started before that moment, in small steps. Totals stay. Returns whether all
         are gone."""
         try:
-            first, last = database.execute_sql("SELECT min(rowid), max(rowid) FROM request").fetchone()
-            for at in range(first or 0, (last or 0) + 1, STEP):
-                database.execute_sql("DELETE FROM request WHERE rowid BETWEEN ? AND ? AND started < ?", (at, at + STEP - 1, before))
-                gevent.sleep(0.05)
+            first, (last, oldest) = 0, self.span(0)
+            while last is not None:
+                if oldest < before:
+                    database.execute_sql("DELETE FROM request WHERE rowid > ? AND rowid <= ? AND started < ?",
+                                         (first, last, before))
+                gevent.sleep(0.05 if oldest < before else 0.001)
+                first, (last, oldest) = last, self.span(last)
         except peewee.DatabaseError as error:
             self.complain(error)
             return False
         return True
+
+    def span(self, rowid):
+        """The last rowid of the next rows after that one, a step of them, and when the oldest started; None if there are none."""
+        sql = "SELECT max(rowid), min(started) FROM (SELECT rowid, started FROM request WHERE rowid > ? ORDER BY rowid LIMIT ?)"
+        return database.execute_sql(sql, (rowid, STEP)).fetchone()
 
 
 def is_lock(error):

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 
+from gunicorn import glogging
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.workers import base
@@ -18,6 +19,14 @@ HANG = 600                                          # seconds of CPU in one go a
 CONNECTIONS = 10_000
 
 
+class Log(glogging.Logger):
+    """gunicorn's words go where ours go, which waits for no reader: a master that did would not see that its worker is gone."""
+
+    def setup(self, cfg):
+        super().setup(cfg)
+        self.error_log.handlers, self.error_log.propagate = [], True
+
+
 class Placeholder(base.Worker):
     """The worker as the master knows it. The real one is made in its own process alone: of all that one loads, the master,
     which lives on beside it, needs nothing."""
@@ -27,11 +36,15 @@ class Placeholder(base.Worker):
         self.args = args
 
     def init_process(self):
+        signal.pthread_sigmask(signal.SIG_BLOCK, self.SIGNALS)      # until the worker has handlers: the master's would lose them
         from worker import Worker
         worker = Worker(*self.args)
         worker.pid, worker.tmp = self.pid, self.tmp
         try:
             worker.init_process()
+        except SettingsError as error:
+            print(f"sparks: {error}", file=sys.stderr, flush=True)
+            sys.exit(Arbiter.WORKER_BOOT_ERROR)     # which ends the master
         finally:
             self.booted = worker.booted
 
@@ -45,8 +58,9 @@ class Application(BaseApplication):
 
     def load_config(self):
         for name, value in {
-            "bind": self.settings.bind, "workers": 1, "worker_class": Placeholder, "worker_connections": CONNECTIONS,
-            "keepalive": KEEPALIVE, "timeout": HANG, "graceful_timeout": int(self.settings.drain + GRACE),
+            "bind": self.settings.bind, "workers": 1, "worker_class": Placeholder, "logger_class": Log,
+            "worker_connections": CONNECTIONS, "keepalive": KEEPALIVE, "timeout": HANG,
+            "graceful_timeout": int(self.settings.drain + GRACE),
             "control_socket_disable": True, "limit_request_field_size": 16380, "loglevel": "warning", "proc_name": "sparks",
             # No header is a proxy's word; so there is nothing in which to believe anybody, and no address to look at.
             "forwarder_headers": "", "secure_scheme_headers": {}, "forwarded_allow_ips": "*",
@@ -69,6 +83,11 @@ class Master(Arbiter):
     def handle_int(self):
         self.handle_term()
 
+    def handle_ttin(self):
+        """No second worker: each would have slots and queues of its own."""
+
+    handle_ttou = handle_ttin
+
 
 def run(settings, create):
     """Serve until a signal ends it. `create(worker)` makes the app, in the worker. Raises SettingsError."""
@@ -82,10 +101,11 @@ def run(settings, create):
 
 def lock_database(db):
     """The file that a gateway holds locked, its pid in it, as long as it lives; None if another one does. Raises SettingsError."""
+    path = db.with_name(db.name + ".pid")
     try:
-        lock = open(db.with_name(db.name + ".pid"), "a+")
+        lock = open(path, "a+")
     except OSError as error:
-        raise SettingsError(f"SPARKS_DB: {error.filename} cannot be written: {error.strerror}") from None
+        raise SettingsError(f"SPARKS_DB: {path} cannot be written: {error.strerror or error}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

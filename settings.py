@@ -108,7 +108,7 @@ def bind(value):
 
 
 def database(value):
-    match = re.fullmatch(r"sqlite:///(?!:memory:)(.+)", text(value))         # the ledger has to last
+    match = re.fullmatch(r"sqlite:///(?!:memory:)([^\0\n]+)", text(value))         # the ledger has to last
     if not match:
         raise ValueError("must be sqlite:///FILE (beside run.sh) or sqlite:////absolute/FILE")
     return HOME / Path(match[1]).expanduser()

@@ -6,8 +6,13 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)        # Ctrl-C ends the start without a traceback; gunicorn listens to it later
 
 import os
-for name in ("SCRIPT_NAME", "PROMETHEUS_MULTIPROC_DIR"):    # libraries read them, some while they are imported
-    os.environ.pop(name, None)
+for name in ("SCRIPT_NAME", "PROMETHEUS_MULTIPROC_DIR", "GUNICORN_PID", "FORWARDED_ALLOW_IPS", "WEB_CONCURRENCY", "SENDFILE"):
+    os.environ.pop(name, None)                      # libraries read them, some while they are imported
+for descriptor in range(3):                         # one that is closed would be the next file's or client's, log lines and all
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 import argparse
 import sys
@@ -49,6 +54,8 @@ def try_database(path):
         status = 0
     except SettingsError as error:
         print(f"sparks: {error}", file=sys.stderr, flush=True)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
     finally:
         os._exit(status)
 

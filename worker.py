@@ -70,8 +70,9 @@ class Worker(GeventWorker):
 
     def init_signals(self):
         super().init_signals()
-        signal.signal(signal.SIGHUP, lambda *_: gevent.spawn(self.on_reload))
+        signal.signal(signal.SIGHUP, lambda *_: gevent.spawn(lambda: self.on_reload()))     # the app may be about to set it
         signal.signal(signal.SIGINT, self.handle_int)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.SIGNALS)
 
     def handle_int(self, sig, frame):
         """Ctrl-C reaches the worker too: the first one is as good as SIGTERM, the second ends all at once."""

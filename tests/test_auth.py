@@ -1,13 +1,16 @@
 """Who comes in: keys and the edge, on the real server."""
 import re
+import select
 import socket
 import sqlite3
+import subprocess
+import sys
 import time
 from threading import Event
 
 import pytest
 
-from conftest import Gateway
+from conftest import ROOT, Gateway, clean_environment
 from engine import Head, Wait, chat_chunks
 
 CHAT = "/v1/chat/completions"
@@ -136,6 +139,17 @@ def test_key_counts_at_once(shared):
     assert shared.gateway.keys("revoke", "newcomer").returncode == 0
     assert refused(shared.client(key=key).get("/v1/models"), WRONG)
     assert shared.client().get("/v1/models").status == 200
+
+
+def test_revoked_when_the_command_says_so(shared):
+    """Its line may be read before it has ended; here the keys are looked at all the time."""
+    for _ in range(4):
+        connection = shared.client(key=shared.gateway.add_key("hasty")).open()
+        with subprocess.Popen([sys.executable, "keys.py", "revoke", "hasty"], cwd=ROOT, stdout=subprocess.PIPE,
+                              env=clean_environment(db=f"sqlite:///{shared.gateway.db}")) as command:
+            while not select.select([command.stdout], [], [], 0)[0]:
+                connection.get("/v1/models").read_all()
+            assert refused(connection.get("/v1/models"), WRONG)
 
 
 def test_revoked_on_an_open_connection(shared):

@@ -2,6 +2,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import pytest
 
 from conftest import ROOT, add_key, clean_environment, wait_until
 from engine import Close, Hang, Head, Json, Pause, Raw, Send, chat_chunks, chunk, completion, sse
+from inside import children, worker
 from test_chat import HELLO, PATH, failure, text_of
 from test_limits import gauge
 
@@ -228,12 +230,6 @@ def test_a_stream_is_kept_alive_while_its_body_goes_to_the_engine(gateway, engin
     assert [event.comment is not None for event in events[:2]] == [True, True] and events[-1].data == "[DONE]"
 
 
-def worker(pid):
-    """The gateway's worker process."""
-    with open(f"/proc/{pid}/task/{pid}/children") as children:
-        return int(children.read().split()[0])
-
-
 @pytest.mark.parametrize("body, code", [(b"[" + b"[]," * 1_200_000 + b"1]", 400),
                                         (b'{"messages":[' + b'{"role":"user","content":""},' * 1_100_000 + b"1]}", 400)])
 def test_a_body_of_a_million_values_does_not_hold_the_loop(shared, body, code):
@@ -299,6 +295,10 @@ def test_a_pid_file_that_cannot_be_written(gateway, engine):
     pid_file.mkdir()
     done = sparks(front)
     assert done.returncode == 1 and done.stderr == f"sparks: SPARKS_DB: {pid_file} cannot be written: Is a directory\n"
+    pid_file.rmdir()
+    os.mkfifo(pid_file)
+    done = sparks(front)
+    assert done.returncode == 1 and done.stderr.startswith(f"sparks: SPARKS_DB: {pid_file} cannot be written: ")
 
 
 @pytest.mark.parametrize("seconds", [0.3, 0.5])
@@ -308,6 +308,60 @@ def test_ctrl_c_during_the_start_is_quiet(gateway, engine, seconds):
     os.killpg(front.pid, signal.SIGINT)
     assert front.process.wait(10) in (0, -signal.SIGINT)
     assert "KeyboardInterrupt" not in front.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("seconds", [0, 0.1])
+def test_an_end_during_the_start_of_the_worker(gateway, engine, number, seconds):
+    """The worker had no handlers yet, and the master waited for it until the drain was over."""
+    front = gateway(wait=None)
+    wait_until(lambda: listens(front), 5, front.process)
+    time.sleep(seconds)
+    front.process.send_signal(number)
+    assert front.process.wait(8) == 0
+
+
+def listens(front):
+    host, port = front.settings["bind"].split(":")
+    try:
+        socket.create_connection((host, int(port))).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_signals_make_no_second_worker(gateway, engine):
+    front = gateway()
+    only = children(front.pid)
+    for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGHUP):
+        os.kill(front.pid, number)
+    wait_until(lambda: "reload:" in front.log, 5)           # they are dealt with in order
+    assert children(front.pid) == only and len(only) == 1
+
+
+def test_a_worker_that_cannot_start_ends_the_gateway_with_a_line(gateway, engine):
+    front = gateway()
+    before = len(front.log)
+    front.db.write_bytes(b"no database" * 1000)
+    os.kill(worker(front.pid), signal.SIGKILL)
+    assert front.process.wait(10) == 3
+    said = front.log[before:]
+    assert f"\nsparks: SPARKS_DB: {front.db} cannot be used: it is no SQLite database\n" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_descriptors_that_are_closed(gateway, engine, closed):
+    """What opened next got their numbers: the log went into the pid file, or to a client."""
+    front = gateway()
+    front.stop()
+    front.process = subprocess.Popen(["bash", "-c", f'exec "$0" sparks.py {closed}', sys.executable], cwd=ROOT,
+                                     env=clean_environment(**front.settings), start_new_session=True, stdin=subprocess.DEVNULL,
+                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    front.pid = front.process.pid
+    front.wait_alive()
+    assert ask(front).status in (200, 503)
+    assert front.db.with_name(front.db.name + ".pid").read_text() == str(front.pid)
+    assert {os.readlink(f"/proc/{worker(front.pid)}/fd/{number}") for number in range(3)} == {"/dev/null"}
 
 
 def test_a_stale_pid_file_is_no_gateway(gateway, engine):
@@ -390,12 +444,15 @@ def test_files_beyond_all_bounds(tmp_path, text):
 
 def test_an_odd_environment(stock, engine, tmp_path):
     from conftest import Gateway
-    os.environ.update(PROMETHEUS_MULTIPROC_DIR="/nonexistent", SCRIPT_NAME="/x")
+    odd = dict(PROMETHEUS_MULTIPROC_DIR="/nonexistent", SCRIPT_NAME="/x", GUNICORN_PID="1", GUNICORN_FD="99",
+               FORWARDED_ALLOW_IPS="proxy", WEB_CONCURRENCY="auto", SENDFILE="x")
+    os.environ.update(odd)
     try:
         front = Gateway(tmp_path, engine.url, stock)
         front.wait_alive().wait_ready()
     finally:
-        del os.environ["PROMETHEUS_MULTIPROC_DIR"], os.environ["SCRIPT_NAME"]
+        for name in odd:
+            del os.environ[name]
     assert front.stop() == 0
 
 

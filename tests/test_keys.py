@@ -275,12 +275,15 @@ def test_only_digest_and_prefix_are_stored(run, db):
 def test_unusable_places(tmp_path):
     (tmp_path / "text").write_text("this is no database, but somebody's letter" * 100)
     (tmp_path / "short").write_text("x")
-    for name in ("nowhere/sparks.db", ".", "text", "short", "text/sparks.db"):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "pipe").chmod(0o666)
+    for name in ("nowhere/sparks.db", ".", "text", "short", "text/sparks.db", "pipe"):
         done = command("list", db=tmp_path / name)
         assert (done.returncode, done.stdout) == (1, ""), name
         assert done.stderr.startswith("Error: SPARKS_DB: ") and done.stderr.count("\n") == 1, done.stderr
         assert "cannot be used" in done.stderr
     assert (tmp_path / "text").read_text().startswith("this is no database")
+    assert (tmp_path / "pipe").stat().st_mode & 0o777 == 0o666         # nor is /dev/null closed to others
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -365,6 +368,16 @@ def test_old_files_are_brought_up_to_date(db, newest, done, monkeypatch):
     assert rows(db, "SELECT name FROM migration") == [(step.__name__,) for step in database.MIGRATIONS]
     assert rows(db, SCHEMA) == newest
     assert not key or keys.Keyring().check(None, key).name == "alice"
+
+
+def test_a_file_whose_index_the_owner_dropped(db, newest, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "MIGRATIONS", database.MIGRATIONS[:4])
+        database.open_database(db)
+        database.database.execute_sql("DROP INDEX request_started")
+        database.database.close()
+    database.open_database(db)
+    assert rows(db, SCHEMA) == newest
 
 
 def test_empty_file_and_foreign_tables(db, newest):
@@ -460,6 +473,33 @@ def test_ring_sees_what_another_process_does(db):
     assert command("revoke", "alice", db=db).returncode == 0
     with pytest.raises(InvalidKey):
         ring.check(None, key)
+
+
+def test_keys_that_could_not_be_read_are_not_fresh(db, monkeypatch):
+    database.open_database(db)
+    ring, key = keys.Keyring(), command("add", "alice", db=db).stdout.strip()
+    with monkeypatch.context() as patch:
+        patch.setattr(keys, "active", lambda: 1 / 0)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                ring.check(None, key)
+    assert ring.check(None, key).name == "alice"
+
+
+def test_ring_sees_another_file_in_its_place(tmp_path):
+    """SQLite counts versions from the same number for each connection, and Python may put a new one where the last one was."""
+    ring = keys.Keyring()
+    for at in range(6):
+        path = tmp_path / f"{at}.db"
+        database.open_database(path)
+        key = keys.add_key("alice")
+        database.database.close()
+        database.open_database(path)
+        ring.looked = -keys.FRESH
+        try:
+            assert ring.check(None, key).name == "alice"
+        finally:
+            database.database.close()
 
 
 def test_ring_reads_the_keys_only_when_they_changed(db, monkeypatch):

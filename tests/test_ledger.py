@@ -260,6 +260,63 @@ def test_prune_in_steps(db, book, monkeypatch):
     assert max(had - has for had, has in zip([1000, *pauses], pauses)) == 100 and days(db) == before
 
 
+class Enough(BaseException):
+    pass
+
+
+def at_most(number):
+    """A sleep that takes no time, so many times."""
+    turns = iter(range(number))
+
+    def sleep(seconds):
+        if next(turns, None) is None:
+            raise Enough
+    return sleep
+
+
+def test_prune_over_gaps(db, book, monkeypatch):
+    """A gap between two rows costs nothing, however large; a row of the future stays and holds up no other."""
+    ledger.commit([row(n, started=NOON + (DAY if n == 3 else -DAY)) for n in range(6)])
+    for place, rowid in ((4, 10**9), (5, (1 << 63) - 2), (6, (1 << 63) - 1)):
+        database.execute_sql("UPDATE request SET rowid = ? WHERE rowid = ?", (rowid, place))
+    monkeypatch.setattr(ledger.gevent, "sleep", at_most(20))
+    monkeypatch.setattr(ledger, "STEP", 2)
+    assert book.prune(NOON)
+    assert [found["started"] for found in rows(db)] == [NOON + DAY]
+    database.execute_sql("DELETE FROM request")
+    assert book.prune(NOON)                         # of an empty table
+
+
+def test_prune_waits_only_where_it_deletes(db, book, monkeypatch):
+    """It walks through all that is kept, and its greenlet has more to do than that; nor is a lock taken for nothing."""
+    ledger.commit([row(n, started=NOON - (DAY if n < 20 else 0)) for n in range(200)])
+    pauses = []
+    monkeypatch.setattr(ledger, "STEP", 10)
+    monkeypatch.setattr(ledger.gevent, "sleep", pauses.append)
+    assert book.prune(NOON) and len(rows(db)) == 180
+    assert len([pause for pause in pauses if pause >= 0.05]) == 2 and sum(pauses) < 0.2
+    with locked(db):
+        assert book.prune(NOON)
+
+
+def test_upkeep_goes_on_when_the_clock_is_set_back(db, book, monkeypatch):
+    clock, done, sleep = SimpleNamespace(wall=NOON, steady=1000.0), [], at_most(30)
+
+    def a_minute(seconds):
+        sleep(seconds)
+        clock.wall, clock.steady = clock.wall - 3600, clock.steady + 61
+
+    monkeypatch.setattr(ledger, "time", lambda: clock.wall)
+    monkeypatch.setattr(ledger, "monotonic", lambda: clock.steady)
+    monkeypatch.setattr(ledger.gevent, "sleep", a_minute)
+    monkeypatch.setattr(book, "checkpoint", lambda: done.append("checkpoint"))
+    monkeypatch.setattr(book, "prune", lambda before: done.append("prune") or True)
+    monkeypatch.setattr(book, "stay_with_the_file", lambda: None)
+    with pytest.raises(Enough):
+        book.keep_up()
+    assert done == ["checkpoint", "prune", *["checkpoint"] * 29]
+
+
 def test_prune_of_a_locked_database(db, book):
     ledger.commit([row(n, started=n) for n in range(10)])
     with locked(db):

@@ -9,6 +9,7 @@ import pytest
 
 from conftest import wait_until
 from engine import Hang, Head, Json, Wait, chat_chunks, completion
+from inside import worker
 from test_chat import HELLO, PATH, failure, text_of
 
 
@@ -373,6 +374,10 @@ def test_a_log_that_nobody_reads_stops_nothing(stock, engine, tmp_path):
         front.wait_alive()
         for _ in range(20):
             assert ask(front).status in (200, 503)
+        os.kill(worker(front.pid), signal.SIGKILL)      # the master has something to say, too
+        front.wait_alive()
+        front.process.send_signal(signal.SIGTERM)
+        assert front.process.wait(10) == 0
     finally:
         front.kill()
         os.close(reader)

@@ -213,6 +213,7 @@ TABLE = "must be a table such as { temperature = 0.6 }, with " + ", ".join(setti
 @pytest.mark.parametrize("text, message", [
     ("max_activ = 1", "sparks.toml: there is no setting 'max_activ'; sparks.example.toml lists them all"),
     ("[poll]\nx = 1", "sparks.toml: poll must be seconds from 0.05 to 3600"),
+    ('db = "sqlite:///a\\u0000b"', "sparks.toml: db must be sqlite:///FILE (beside run.sh) or sqlite:////absolute/FILE"),
     ("max_active = true", f"sparks.toml: max_active {ACTIVE}"),
     ("max_active = 2.0", f"sparks.toml: max_active {ACTIVE}"),
     ("max_active = [1]", f"sparks.toml: max_active {ACTIVE}"),
