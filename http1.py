@@ -18,7 +18,7 @@ from errors import ModelUnavailable, UpstreamError
 from sockets import give_way, send_all
 
 CONNECT_TIMEOUT = 10                                # seconds
-SEND_TIMEOUT = 60                                   # seconds without the engine taking a byte
+SEND_TIMEOUT = 60                                   # seconds in which an engine takes a piece of a request
 IDLE = 4                                            # seconds: uvicorn closes a connection that was idle for 5
 READ = 65536                                        # bytes a read
 PIECE = 1 << 18                                     # bytes a write
@@ -270,6 +270,7 @@ class Answer:
         self.buffer, self.keeps, self.closed = b"", False, False
         self.streams = None                         # whether its body is events; for whoever reads it to say
         self.heads = 0                              # bytes that have come before the end of the head
+        self.sent = False                           # all of the request has gone
         self.connection, self.sender = pool.take(), None
         try:
             self.send()
@@ -287,20 +288,36 @@ class Answer:
 
     def send(self):
         """Send the request; a large body goes on in a greenlet of its own, while whoever waits for the answer waits."""
-        head, *body = self.request
-        if sum(map(len, body)) < READ:
+        self.sent = False
+        if sum(map(len, self.request)) < READ:
             self.sock.settimeout(SEND_TIMEOUT)
-            with suppress(OSError):                 # as in `send`
-                self.connection.layer.send(b"".join((head, *body)))
+            with suppress(OSError):                 # as in `send_pieces`
+                self.connection.layer.send(b"".join(self.request))
+                self.sent = True
             self.sock.settimeout(None)
         else:                                       # sending and reading have their own times, at the same time
-            self.sender = gevent.spawn(send, self.connection.layer, [head, *body], self.unheard)
+            self.sender = gevent.spawn(self.send_pieces, self.connection.layer, self.request)
 
-    def unheard(self):
+    def send_pieces(self, layer, parts):
+        """Send all parts, in pieces that each have their time. An engine may answer, and close, before it has read all: what it
+        says then counts."""
+        try:
+            for number, piece in enumerate(pieces(parts)):
+                if number:
+                    give_way()
+                with gevent.Timeout(SEND_TIMEOUT, TimeoutError):
+                    layer.send(piece)
+            self.sent = True
+        except TimeoutError:
+            self.unheard(layer)
+        except OSError:
+            pass
+
+    def unheard(self, layer):
         """The engine takes no more of the request: without all of it no answer will come, unless it has begun already."""
         if self.status is None:
             with suppress(OSError):
-                self.sock.shutdown(socket.SHUT_RDWR)
+                layer.sock.shutdown(socket.SHUT_RDWR)
 
     def stop_sending(self):
         if self.sender:
@@ -414,28 +431,26 @@ class Answer:
         if self.closed:
             return
         self.closed = True
-        whole = whole and not (self.sender and not self.sender.ready())
         self.stop_sending()
         reusable = self.keeps and not self.buffer and not isinstance(self.framing, UntilClose)
-        if whole and reusable and not self.framing.surplus:
+        if whole and self.sent and reusable and not self.framing.surplus:
             self.pool.give(self.connection)
         else:
             self.connection.close()
 
 
-def send(layer, parts, unheard):
-    """Send all parts, in pieces that each have their time; `unheard` is called when one has not gone within it. An engine may
-    answer, and close, before it has read all: what it says then counts."""
-    try:
-        for part in parts:
-            for at in range(0, len(part), PIECE):
-                with gevent.Timeout(SEND_TIMEOUT, TimeoutError):
-                    layer.send(part[at:at + PIECE])
-                give_way()
-    except TimeoutError:
-        unheard()
-    except OSError:
-        pass
+def pieces(parts):
+    """Parts as pieces that are sent at a time: what is small goes together, what is large is cut."""
+    piece, size = [], 0
+    for part in parts:
+        for at in range(0, len(part), PIECE):
+            more = part[at:at + PIECE]
+            if size + len(more) > PIECE:
+                yield b"".join(piece)
+                piece, size = [], 0
+            piece.append(more)
+            size += len(more)
+    yield b"".join(piece)
 
 
 def framing_of(headers):

@@ -5,6 +5,7 @@ import ssl
 import subprocess
 import threading
 
+import gevent
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -580,6 +581,48 @@ def test_an_engine_that_takes_no_more_of_a_request(engine, pool, monkeypatch, us
         engine.play(Early(), Pause(5))
     with pytest.raises(UpstreamError, match="without an answer"):
         pool.post("/", [b"x" * (30 << 20)], {}).all(5, 100)
+
+
+@pytest.mark.parametrize("most", [0, 1 << 30], ids=["large", "small"])
+def test_a_connection_that_took_half_a_request_serves_no_other(engine, pool, monkeypatch, most):
+    """The engine answers whole, but stopped reading: the next request would be read as the rest of this one."""
+    monkeypatch.setattr(http1, "SEND_TIMEOUT", 0.2)
+    engine.play(Early(), Head(framing=2), Pause(0.6), Send(b"{}"), Wait(done := threading.Event()))
+    with monkeypatch.context() as patch:
+        patch.setattr(http1, "READ", most)
+        answer = pool.post("/", [b"x" * (30 << 20)], {})
+    assert answer.all(5, 100) == b"{}"
+    answer.close(whole=True)
+    done.set()
+    assert pool.idle == []
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """How often a sender gave way; each time lasts."""
+    given = []
+    monkeypatch.setattr(http1, "give_way", lambda: (given.append(1), gevent.sleep(0.05)))
+    return given
+
+
+def test_many_parts_go_together(engine, pool, given):
+    """A conversation with thousands of long texts is no slower than one long text."""
+    parts = [b"[0", *[b",1234567890" * 100, b","] * 1000, b"1]"]
+    engine.play(Json({}))
+    answer = pool.post("/v1/x", parts, {})
+    assert answer.all(5, 100) == b"{}" and engine.requests[0].body == b"".join(parts)
+    assert len(given) <= 5
+    answer.close()
+
+
+@pytest.mark.parametrize("size", [http1.READ, http1.PIECE, http1.PIECE + 1])
+def test_nobody_gives_way_behind_the_last_byte(engine, pool, given, size):
+    """An engine that is quick would have answered meanwhile, and its connection been lost."""
+    engine.play(Json({}))
+    answer = pool.post("/v1/x", [b"x" * size], {})
+    assert answer.all(5, 100) == b"{}"
+    answer.close(whole=True)
+    assert len(pool.idle) == 1
 
 
 def test_an_answer_before_the_request_was_read(engine, pool):
