@@ -150,11 +150,13 @@ class Call:
         self.answer = self.desk.fleet.send(self.ask, self.id)
         self.ask.body = None
         self.body.skeleton = None
-        if self.answer.sender:                      # a large body is still on its way
-            self.answer.sender.link(lambda _: self.body.release())
-        else:
-            self.body.release()
+        self.answer.when_freed(self.release)
         return self.answer
+
+    def release(self):
+        """The body has gone; it weighs nothing any more once its prompt is counted."""
+        if not self.ask.count:
+            self.body.release()
 
     def prompt_tokens(self):
         """How many tokens the prompt has, as counted by now or soon, else estimated."""
@@ -162,6 +164,7 @@ class Call:
         tokens = self.counting.value if self.counting.successful() else self.desk.fleet.estimate(self.ask)
         self.counting.kill(block=False)
         self.ask.count = None
+        self.answer.free()
         return tokens
 
     # -- the end

@@ -271,6 +271,7 @@ class Answer:
         self.streams = None                         # whether its body is events; for whoever reads it to say
         self.heads = 0                              # bytes that have come before the end of the head
         self.sent = False                           # all of the request has gone
+        self.freed = lambda: None                   # called when nothing of it is held any more
         self.connection, self.sender = pool.take(), None
         try:
             self.send()
@@ -295,8 +296,10 @@ class Answer:
                 self.connection.layer.send(b"".join(self.request))
                 self.sent = True
             self.sock.settimeout(None)
+            self.free()
         else:                                       # sending and reading have their own times, at the same time
             self.sender = gevent.spawn(self.send_pieces, self.connection.layer, self.request)
+            self.sender.link(lambda _: self.free())
 
     def send_pieces(self, layer, parts):
         """Send all parts, in pieces that each have their time. An engine may answer, and close, before it has read all: what it
@@ -318,6 +321,18 @@ class Answer:
         if self.status is None:
             with suppress(OSError):
                 layer.sock.shutdown(socket.SHUT_RDWR)
+
+    def free(self):
+        """Let go of the request, unless it is still being sent or may have to be sent again."""
+        sending = self.sender and not self.sender.ready()
+        if not sending and (self.status is not None or not self.connection.used):
+            self.request = None
+            self.freed()
+
+    def when_freed(self, callback):
+        """Have `callback` called when nothing of the request is held any more: now, later, or more than once."""
+        self.freed = callback
+        self.free()
 
     def stop_sending(self):
         if self.sender:
@@ -364,10 +379,10 @@ class Answer:
             return
         pairs = (line.decode("latin-1").partition(":") for line in lines)
         self.headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-        self.request = None
         self.framing = self.connection.framing = Length(0) if status in (204, 304) else framing_of(self.headers)
         self.keeps = first.startswith(b"HTTP/1.1") and self.headers.get("connection", "").lower() != "close"
         self.status = status
+        self.free()
         if self.headers.get("content-encoding", "identity").lower() != "identity":
             raise BadAnswer("the engine compressed its answer, though it was asked not to")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 
 from client import Truncated
 from conftest import Gateway, clean_environment, spawn
-from engine import Head, Json, Pause, Send, chat_chunks, completion
+from engine import Hang, Head, Json, Pause, Send, chat_chunks, completion
 from routes import ROUTES
 
 CHAT = "/v1/chat/completions"
@@ -400,6 +400,29 @@ def test_too_many_bodies_at_once(small, shared):
     while client.post(CHAT, large).status != 200:
         assert time.monotonic() < end
     assert len(shared.engine.requests) == 2
+
+
+def test_bodies_that_may_be_sent_again_are_bodies(small, shared):
+    """Their connections may be stale, so they are held until the engine answers; each key has half of the 8 MB."""
+    client, large = small.client(), {"messages": MESSAGES, "user": "x" * (1400 * 1024)}
+    shared.engine.always(lambda request: [Pause(0.3), Json(completion())])
+    used = [client.open() for _ in range(3)]
+    for connection in used:
+        connection.start("POST", CHAT, {"messages": MESSAGES})
+    for connection in used:
+        assert connection.answer().read_all()
+    shared.engine.always(lambda request: [Hang()])
+    for number, connection in enumerate(used[:2]):
+        connection.start("POST", CHAT, large)
+        shared.engine.wait_for(4 + number)
+        time.sleep(0.1)
+    assert used[2].post(CHAT, large).json()["error"]["code"] == "overloaded"
+    for connection in used:
+        connection.close()
+    shared.engine.always(lambda request: [Json(completion())])
+    end = time.monotonic() + 3
+    while client.post(CHAT, large).status != 200:
+        assert time.monotonic() < end
 
 
 def test_refused_bodies_weigh_nothing(small):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 import http1
-from engine import Close, Early, End, Head, Json, Pause, Raw, Reset, Send, Wait
+from engine import Close, Early, End, Head, Json, Pause, Raw, ReadBody, Reset, Send, Wait
 from errors import UpstreamError
 from http1 import BadAnswer, Chunked, Length, Off, Pool, Silent, UntilClose, framing_of
 
@@ -623,6 +623,34 @@ def test_nobody_gives_way_behind_the_last_byte(engine, pool, given, size):
     assert answer.all(5, 100) == b"{}"
     answer.close(whole=True)
     assert len(pool.idle) == 1
+
+
+@pytest.mark.parametrize("size", [10, 4 << 20])
+@pytest.mark.parametrize("used", [False, True])
+def test_a_request_is_held_as_long_as_it_may_be_sent(engine, pool, size, used):
+    """On a connection that may be stale that is until the first answer, else until it has gone."""
+    if used:
+        first_one(engine, pool)
+    heard, head = [], threading.Event()
+    engine.play(Wait(head), Head(framing=2), Send(b"{}"))
+    answer = pool.post("/v1/x", [b"x" * size], {})
+    answer.when_freed(lambda: heard.append(answer.request))
+    assert answer.read(0.5) is None and len(heard) == (not used)
+    head.set()
+    assert answer.all(5, 100) == b"{}" and heard and not any(heard)
+    answer.close()
+
+
+def test_a_request_that_is_still_being_sent_is_held(engine, pool):
+    """Though its answer has begun."""
+    heard = []
+    engine.play(Early(), Head(framing=4), Send(b"{}"), ReadBody(), Send(b"{}"))
+    answer = pool.post("/v1/x", [b"x" * (30 << 20)], {})
+    answer.when_freed(lambda: heard.append(answer.sent))
+    answer.head(5)
+    assert heard == []
+    assert answer.all(5, 100) == b"{}{}" and heard == [True]
+    answer.close()
 
 
 def test_an_answer_before_the_request_was_read(engine, pool):
