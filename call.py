@@ -132,6 +132,7 @@ class Call:
         self.ask, self.entered = ask, monotonic()
         if ask.count:                               # beside the queue and the prefill
             self.counting = spawn(self.desk.fleet.count, ask)
+            self.counting.link(lambda _: self.counted())
         self.ticket, granted = self.desk.gate.enter(self.key.id, ask.model.lane, self.key.limits, now())
         self.ticket.granted = Event()
         wake(granted)
@@ -163,9 +164,14 @@ class Call:
         self.counting.join(COUNT_WAIT)
         tokens = self.counting.value if self.counting.successful() else self.desk.fleet.estimate(self.ask)
         self.counting.kill(block=False)
-        self.ask.count = None
-        self.answer.free()
+        self.counted()
         return tokens
+
+    def counted(self):
+        """The prompt is not needed any more for that."""
+        self.ask.count = None
+        if self.answer:
+            self.answer.free()
 
     # -- the end
 
