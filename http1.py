@@ -7,6 +7,7 @@ Source: RFC 9112 (message framing), RFC 9110 15.2 (interim responses).
 """
 import os
 import ssl
+import struct
 from contextlib import suppress
 from time import monotonic
 from urllib.parse import urlsplit
@@ -217,6 +218,12 @@ class Connection:
     def close(self):
         self.sock.close()
 
+    def reset(self):
+        """Close with a RST: an engine that does not read sees no other end, behind the bytes that wait for it."""
+        with suppress(OSError):
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.sock.close()
+
 
 class Pool:
     """The connections to one engine at `url`, as many as are needed at once."""
@@ -345,7 +352,7 @@ class Answer:
         stale = self.connection.used and not self.heads
         if stale:
             self.stop_sending()
-            self.connection.close()
+            self.drop()
             self.pool.idle, old = [], self.pool.idle
             for connection in old:
                 connection.close()
@@ -451,7 +458,10 @@ class Answer:
         if whole and self.sent and reusable and not self.framing.surplus:
             self.pool.give(self.connection)
         else:
-            self.connection.close()
+            self.drop()
+
+    def drop(self):
+        self.connection.close() if self.sent else self.connection.reset()
 
 
 def pieces(parts):
