@@ -795,6 +795,18 @@ def test_tls_body_over_many_records(tls, size):
         answer.close(whole=True)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_tls_large_request(tls, version):
+    """Twice on its connection, and once more on another one."""
+    body = [bytes(range(256)) * 4000, b"x" * (1 << 20), b"{}"]
+    server, pool = tls([OK], [OK], [None], [OK], version=version)
+    for _ in range(3):
+        answer = pool.post("/v1/x", body, {})
+        assert answer.all(5, 100) == b"ok"
+        answer.close(whole=True)
+    assert [request.endswith(b"\r\n\r\n" + b"".join(body)) for request in server.requests] == [True] * 4
+
+
 def test_tls_record_by_record(tls):
     """Each event in its own moment, as the socket is watched and `decode` called: nothing stays in the layer."""
     server, pool = tls([HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[chunks(EVENT)] * 5, END])
