@@ -68,7 +68,7 @@ class Call:
     def __init__(self, desk, environ):
         self.desk, self.sock = desk, environ["gunicorn.socket"]
         self.id = request_id(environ.get("HTTP_X_REQUEST_ID", ""))
-        self.chunked = environ["SERVER_PROTOCOL"] != "HTTP/1.0"     # as gunicorn frames it
+        self.chunked = environ["SERVER_PROTOCOL"] != "HTTP/1.0"     # as the answer is framed
         self.body = Body(environ, desk.bodies, desk.settings.max_body)
         self.greenlet, self.open = getcurrent(), True
         self.key = self.ask = self.ticket = self.answer = self.watcher = self.usage = self.counting = None

@@ -30,10 +30,14 @@ def environ_of(request, sock, client, server):
     return {
         **SAME, **headers, "wsgi.input": request.body, "gunicorn.socket": sock,
         "REQUEST_METHOD": request.method, "PATH_INFO": util.unquote_to_wsgi_str(request.path), "QUERY_STRING": request.query,
-        "SERVER_PROTOCOL": f"HTTP/{request.version[0]}.{request.version[1]}",
+        "SERVER_PROTOCOL": protocol(request),
         "SERVER_NAME": server[0], "SERVER_PORT": str(server[1]), "REMOTE_ADDR": client[0], "REMOTE_PORT": str(client[1]),
         "CONTENT_TYPE": headers.get("HTTP_CONTENT_TYPE", ""), "CONTENT_LENGTH": headers.get("HTTP_CONTENT_LENGTH", ""),
     }
+
+
+def protocol(request):
+    return "HTTP/{}.{}".format(*request.version)
 
 
 class Response:
@@ -45,13 +49,13 @@ class Response:
         self.chunked = self.closes = False
 
     def start_response(self, status, headers, exc_info=None):
-        names = {name.lower() for name, _ in headers}
-        self.chunked = "content-length" not in names and self.request.version > (1, 0)
-        self.closes = self.closes or self.request.should_close() or not (self.chunked or "content-length" in names)
+        sized = any(name.lower() == "content-length" for name, _ in headers)
+        self.chunked = not sized and self.request.version > (1, 0)
+        self.closes = self.request.should_close() or not (sized or self.chunked)
         fields = "".join([f"{name}: {value}\r\n" for name, value in headers])
         if not FIELDS.fullmatch(fields):
             raise ValueError("a header cannot be sent as it is")
-        head = (f"HTTP/{self.request.version[0]}.{self.request.version[1]} {status}\r\n{server_fields(int(time()))}"
+        head = (f"{protocol(self.request)} {status}\r\n{server_fields(int(time()))}"
                 f"Connection: {'close' if self.closes else 'keep-alive'}\r\n"
                 f"{CHUNKED if self.chunked else ''}{fields}\r\n")
         self.head, self.begun = head.encode("latin-1"), True
@@ -71,7 +75,10 @@ class Response:
         send_all(self.sock, data)
 
     def end(self):
-        self.flush() if not self.chunked else self.send(b"0\r\n\r\n")
+        if self.chunked:
+            self.send(b"0\r\n\r\n")
+        else:
+            self.flush()
 
 
 @lru_cache(2)

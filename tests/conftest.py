@@ -6,6 +6,7 @@
     llama       the URL of a real llama.cpp server with a tiny random model
     vllm        the URL of a real vLLM on the CPU with a tiny model that is known by heart; only with --run-vllm
 """
+import json
 import os
 import shutil
 import signal
@@ -139,6 +140,25 @@ def npm_packages(folder):
             pytest.fail(f"npm could not install what {folder.name} needs:\n{done.stderr[-2000:]}", pytrace=False)
         mark.write_bytes(lock)
     return folder
+
+
+def node_asker(script, address, key):
+    """ask(case, retries=0, key=key, **fields of the request): what a script of oracle_node printed, as an object."""
+    folder = npm_packages(TESTS / "oracle_node")
+    usual = {name: value for name, value in clean_environment().items() if not name.startswith(("OPENAI_", "ANTHROPIC_", "NODE_"))}
+
+    def ask(case, retries=0, key=key, **fields):
+        environment = {**usual, "SPARKS_BASE_URL": address, "SPARKS_API_KEY": key, "RETRIES": str(retries)}
+        done = subprocess.run([shutil.which("node"), script, case, json.dumps(fields)], cwd=folder, env=environment, timeout=60,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+    return ask
+
+
+def node_result(said):
+    assert "result" in said, said
+    return said["result"]
 
 
 # ---- the gateway

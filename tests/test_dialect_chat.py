@@ -1,7 +1,6 @@
 """Chat completions as tables: a client's body in, the engine's payload out; an engine's answer in, the client's out."""
 import copy
 import json
-from dataclasses import dataclass, field
 
 import hypothesis
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from dialects import chat
 from errors import InvalidRequest, ModelNotFound, Refusal, UpstreamError
 from reasoning import FIELDS
+from upstream import Model
 
 HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=150)
 PNG = "data:image/png;base64,iVBORw0KGgo="
@@ -18,23 +18,11 @@ HELLO = [{"role": "user", "content": "Hello"}]
 MISSING = object()
 
 
-@dataclass
-class Model:
-    id: str = "model"
-    engine_id: str = "engine/model"
-    effort: str = "glm"
-    reasoning_field: str = "both"
-    kind: str = "chat"
-    hidden: bool = False
-    system: str | None = None
-    sampling: dict = field(default_factory=dict)
-
-
 class Fleet:
     """Knows the default model, "known", and remembers what it was asked for."""
 
     def __init__(self, **model):
-        self.model, self.asked = Model(**model), []
+        self.model, self.asked = Model(**{"id": "model", "engine_id": "engine/model", **model}), []
 
     def models(self):
         return [self.model]

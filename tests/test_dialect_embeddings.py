@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dialects import embeddings
 from errors import InvalidRequest, ModelNotFound, Refusal, UpstreamError
-from test_dialect_chat import HYPO, JSON, Model, check_refusal, sent
+from test_dialect_chat import HYPO, JSON, check_refusal, sent
+from upstream import Model
 
 CHAT = Model("glm", "engine/glm")
 SMALL = Model("small", "engine/small", kind="embedding")

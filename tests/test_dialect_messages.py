@@ -3,7 +3,6 @@
 Rows that name an address are public reports of other translations that got the case wrong.
 """
 import json
-from dataclasses import dataclass, field
 
 import hypothesis
 import pytest
@@ -16,6 +15,7 @@ from dialects.messages.conversation import inlined
 from dialects.messages.events import MessageStream, figures, refusal
 from engine import DONE, chat_chunks, chunk, completion, died, llama_chunks, llama_completion, sse
 from errors import ModelNotFound, Refusal, UpstreamError, from_engine
+from upstream import Model
 
 HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=200)
 PIECES = (1, 2, 3, 7, 128, 1 << 20)
@@ -24,22 +24,9 @@ PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0
 OFF = {"enable_thinking": False}
 
 
-@dataclass
-class Model:
-    id: str = "glm"
-    engine_id: str = "engine/model"
-    effort: str = "glm"
-    reasoning_field: str = "both"
-    kind: str = "chat"
-    system: str | None = None
-    sampling: dict = field(default_factory=dict)
-    budget_field: str | None = None
-    context: int | None = None
-
-
 class Fleet:
     def __init__(self, **model):
-        self.model = Model(**model)
+        self.model = Model(**{"id": "glm", "engine_id": "engine/model", **model})
 
     def find(self, name):
         if name in (None, "claude-x"):

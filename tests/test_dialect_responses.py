@@ -4,7 +4,6 @@ import gc
 import json
 import time
 import weakref
-from dataclasses import dataclass, field
 
 import hypothesis
 import pytest
@@ -15,6 +14,7 @@ from dialects.responses import OWN, Responses
 from engine import (DONE, chat_chunks, chunk, completion, died, llama_chunks, llama_completion, sse, tokens)
 from errors import Overloaded, QueueFull, Refusal, UpstreamError, UpstreamTimeout, from_engine
 from openai_schema import event_problems, problems
+from upstream import Model
 
 HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=150)
 SIZES = (1, 2, 3, 7, 128, 1 << 20)
@@ -36,20 +36,9 @@ AGENTS = {"type": "namespace", "name": "agents", "description": "Helpers", "tool
 SEARCH = {"type": "web_search", "external_web_access": False}
 
 
-@dataclass
-class Model:
-    id: str = "glm"
-    engine_id: str = "engine/model"
-    effort: str = "glm"
-    reasoning_field: str = "both"
-    kind: str = "chat"
-    system: str | None = None
-    sampling: dict = field(default_factory=dict)
-
-
 class Fleet:
     def __init__(self, **model):
-        self.model = Model(**model)
+        self.model = Model(**{"id": "glm", "engine_id": "engine/model", **model})
 
     def find(self, name):
         return self.model

@@ -1,11 +1,8 @@
 """The Node SDK of Anthropic against the gateway; tests/oracle_node/anthropic.mjs does the asking."""
-import json
-import shutil
-import subprocess
 
 import pytest
 
-from conftest import TESTS, clean_environment, npm_packages
+from conftest import node_asker, node_result as result
 from engine import Close, Head, Json, Pause, chat_chunks, completion, died, llama_chunks, llama_completion
 from test_messages import COUNTED, MODEL
 from test_oracle_anthropic import THINK, TOOLS, TWO_CALLS, WANTED
@@ -13,28 +10,9 @@ from test_oracle_anthropic import THINK, TOOLS, TWO_CALLS, WANTED
 STREAM_TOOLS = {"tools": TOOLS, **THINK}
 
 
-@pytest.fixture(scope="session")
-def folder():
-    return npm_packages(TESTS / "oracle_node")
-
-
 @pytest.fixture
-def ask(shared, folder):
-    """ask(case, retries=0, key=None, **fields of the request): what the script printed, as an object."""
-    def ask(case, retries=0, key=None, **fields):
-        usual = {name: value for name, value in clean_environment().items() if not name.startswith(("ANTHROPIC_", "NODE_"))}
-        environment = {**usual, "SPARKS_BASE_URL": shared.url, "SPARKS_API_KEY": key or shared.key, "RETRIES": str(retries)}
-        done = subprocess.run([shutil.which("node"), "anthropic.mjs", case, json.dumps(fields)], cwd=folder, env=environment,
-                              timeout=30,
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-    return ask
-
-
-def result(said):
-    assert "result" in said, said
-    return said["result"]
+def ask(shared):
+    return node_asker("anthropic.mjs", shared.url, shared.key)
 
 
 def calls_of(message):

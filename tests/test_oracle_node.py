@@ -1,16 +1,12 @@
 """The Node SDK of OpenAI against the gateway; tests/oracle_node/oracle.mjs does the asking."""
 import json
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
-from conftest import clean_environment, npm_packages
+from conftest import node_asker, node_result as result
 from engine import (DONE, Close, Head, Json, Pause, chat_chunks, chunk, completion, died, llama_chunks,
                     llama_completion, refusal, sse)
 
-ORACLE = Path(__file__).parent / "oracle_node"
 MODEL = "GLM-5.3-Flash-EXL3"
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
          for name in ("get_weather", "get_time")]
@@ -18,31 +14,9 @@ TWO_CALLS = [("get_weather", ['{"ci', 'ty": "Pa', 'ris"}']), ("get_time", ['{"ci
 WANTED = [("get_weather", {"city": "Paris"}), ("get_time", {"city": "Rome"})]
 
 
-@pytest.fixture(scope="session")
-def node():
-    """The path of node, with the pinned SDK installed beside the script."""
-    npm_packages(ORACLE)
-    return shutil.which("node")
-
-
 @pytest.fixture
-def ask(shared, node):
-    """ask(case, retries=0, key=None, **fields of the request): what the script printed, as an object."""
-    def ask(case, retries=0, key=None, **fields):
-        usual = {name: value for name, value in clean_environment().items()
-                 if not name.startswith(("OPENAI_", "NODE_"))}
-        environment = {**usual, "SPARKS_BASE_URL": shared.url + "/v1", "SPARKS_API_KEY": key or shared.key,
-                       "RETRIES": str(retries)}
-        done = subprocess.run([node, "oracle.mjs", case, json.dumps(fields)], cwd=ORACLE, env=environment, timeout=30,
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-    return ask
-
-
-def result(said):
-    assert "result" in said, said
-    return said["result"]
+def ask(shared):
+    return node_asker("oracle.mjs", shared.url + "/v1", shared.key)
 
 
 def calls_of(message):

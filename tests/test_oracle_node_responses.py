@@ -1,13 +1,10 @@
 """OpenAI's Node SDK and Vercel's AI SDK against POST /v1/responses; tests/oracle_node/responses.mjs does the asking."""
-import json
-import subprocess
 
 import pytest
 
-from conftest import clean_environment
+from conftest import node_asker, node_result as result
 from engine import DONE, Head, Json, chat_chunks, completion, died, llama_chunks, refusal
 from openai_schema import event_problems, problems
-from test_oracle_node import ORACLE, node, result                           # noqa: F401, node is a fixture
 
 TOOL = {"type": "function", "name": "get_weather", "strict": False, "parameters": {"type": "object"}}
 CALL = [("get_weather", ['{"ci', 'ty": "Paris"}'])]
@@ -15,16 +12,8 @@ SEALED = {"reasoning": {"effort": "high", "summary": "auto"}, "include": ["reaso
 
 
 @pytest.fixture
-def ask(shared, node):                                                      # noqa: F811
-    """ask(case, **fields of the request): what the script printed, as an object."""
-    def ask(case, **fields):
-        usual = {name: value for name, value in clean_environment().items() if not name.startswith(("OPENAI_", "NODE_"))}
-        done = subprocess.run([node, "responses.mjs", case, json.dumps(fields)], cwd=ORACLE, timeout=30, text=True,
-                              env={**usual, "SPARKS_BASE_URL": shared.url + "/v1", "SPARKS_API_KEY": shared.key},
-                              stdin=subprocess.DEVNULL, capture_output=True)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-    return ask
+def ask(shared):
+    return node_asker("responses.mjs", shared.url + "/v1", shared.key)
 
 
 # ---- OpenAI's

@@ -1,14 +1,12 @@
 """Real vLLM on the CPU, with a tiny GLM that is known by heart, behind the real gateway: `./run.sh test --vllm`."""
 import json
-import subprocess
 import time
 
 import pytest
 
 from client import Client
-from conftest import clean_environment
+from conftest import node_asker, node_result
 from test_chat import PATH, deltas
-from test_oracle_node import ORACLE, node           # noqa: F401, a fixture
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 ANSWER = "The test password is PINEAPPLE-4711."
@@ -302,11 +300,9 @@ def test_responses_logprobs(front):
     assert "".join(token["token"] for token in message["logprobs"]) == message["text"] == "Yes indeed"
 
 
-def test_vercel_s_sdk(front, node):                 # noqa: F811
-    fields = json.dumps({"model": "glm-tiny", "input": "say @answer"})
+def test_vercel_s_sdk(front):
+    ask = node_asker("responses.mjs", front.url + "/v1", front.key)
     for case in ("vercel_text", "vercel_stream"):
-        done = subprocess.run([node, "responses.mjs", case, fields], cwd=ORACLE, timeout=60, capture_output=True, text=True, env={
-            **clean_environment(), "SPARKS_BASE_URL": front.url + "/v1", "SPARKS_API_KEY": front.key})
-        found = json.loads(done.stdout)["result"]
+        found = node_result(ask(case, model="glm-tiny", input="say @answer"))
         said = found.get("text") or "".join(part.get("text") or "" for part in found["parts"] if part["type"] == "text-delta")
         assert said == ANSWER
