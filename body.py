@@ -1,6 +1,8 @@
 """A request's body: taken in piece by piece, within bounds, while other streams flow."""
 import secrets
 from collections import Counter
+from contextlib import contextmanager, nullcontext
+from time import monotonic
 
 from gunicorn.http.errors import NoMoreData, ParseException
 
@@ -12,6 +14,7 @@ PIECE = 1 << 18                                     # bytes at a time
 LARGE = 2 << 20                                     # bytes up to which a body is parsed as it is
 SILENCE = 30                                        # seconds without a byte until a body counts as abandoned
 SMALL = 1 << 16                                     # bytes left that gunicorn may throw away by itself
+WORK = 0.005                                        # seconds for which chunks are taken apart in one go
 
 
 class Bodies:
@@ -30,6 +33,33 @@ class Bodies:
     def release(self, key, size):
         self.held -= size
         self.by_key[key] -= size
+
+
+class Turns:
+    """A client's socket, as gunicorn reads it, that gives way by time: tiny chunks cost a thousand times what they weigh."""
+
+    def __init__(self, sock):
+        self.sock, self.worked, self.since = sock, 0.0, monotonic()
+
+    def recv(self, size):
+        self.worked += monotonic() - self.since     # with what came before
+        if self.worked > WORK:
+            give_way()
+            self.worked = 0.0
+        data = self.sock.recv(size)
+        self.since = monotonic()
+        return data
+
+
+@contextmanager
+def by_turns(reader):
+    """While gunicorn's reader of chunks is used, its socket is Turns."""
+    unreader = reader.req.unreader
+    sock, unreader.sock = unreader.sock, Turns(unreader.sock)
+    try:
+        yield
+    finally:
+        unreader.sock = sock
 
 
 class Body:
@@ -99,7 +129,8 @@ class Body:
     def piece(self, size):
         self.sock.settimeout(SILENCE)
         try:
-            return self.input.read(size)
+            with by_turns(self.input.reader) if self.chunked else nullcontext():
+                return self.input.read(size)
         except TimeoutError:
             raise BodyTimeout(f"no byte of the body has come for {SILENCE} seconds; send the request again") from None
         except NoMoreData:

@@ -132,6 +132,7 @@ class Call:
         self.ask, self.entered = ask, monotonic()
         if ask.count:                               # beside the queue and the prefill
             self.counting = spawn(self.desk.fleet.count, ask)
+            self.counting.link(lambda _: self.counted())
         self.ticket, granted = self.desk.gate.enter(self.key.id, ask.model.lane, self.key.limits, now())
         self.ticket.granted = Event()
         wake(granted)
@@ -150,19 +151,27 @@ class Call:
         self.answer = self.desk.fleet.send(self.ask, self.id)
         self.ask.body = None
         self.body.skeleton = None
-        if self.answer.sender:                      # a large body is still on its way
-            self.answer.sender.link(lambda _: self.body.release())
-        else:
-            self.body.release()
+        self.answer.when_freed(self.release)
         return self.answer
+
+    def release(self):
+        """The body has gone; it weighs nothing any more once its prompt is counted."""
+        if not self.ask.count:
+            self.body.release()
 
     def prompt_tokens(self):
         """How many tokens the prompt has, as counted by now or soon, else estimated."""
         self.counting.join(COUNT_WAIT)
         tokens = self.counting.value if self.counting.successful() else self.desk.fleet.estimate(self.ask)
         self.counting.kill(block=False)
-        self.ask.count = None
+        self.counted()
         return tokens
+
+    def counted(self):
+        """The prompt is not needed any more for that."""
+        self.ask.count = None
+        if self.answer:
+            self.answer.free()
 
     # -- the end
 

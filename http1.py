@@ -7,6 +7,7 @@ Source: RFC 9112 (message framing), RFC 9110 15.2 (interim responses).
 """
 import os
 import ssl
+import struct
 from contextlib import suppress
 from time import monotonic
 from urllib.parse import urlsplit
@@ -18,7 +19,7 @@ from errors import ModelUnavailable, UpstreamError
 from sockets import give_way, send_all
 
 CONNECT_TIMEOUT = 10                                # seconds
-SEND_TIMEOUT = 60                                   # seconds without the engine taking a byte
+SEND_TIMEOUT = 60                                   # seconds in which an engine takes a piece of a request
 IDLE = 4                                            # seconds: uvicorn closes a connection that was idle for 5
 READ = 65536                                        # bytes a read
 PIECE = 1 << 18                                     # bytes a write
@@ -217,6 +218,12 @@ class Connection:
     def close(self):
         self.sock.close()
 
+    def reset(self):
+        """Close with a RST: an engine that does not read sees no other end, behind the bytes that wait for it."""
+        with suppress(OSError):
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.sock.close()
+
 
 class Pool:
     """The connections to one engine at `url`, as many as are needed at once."""
@@ -270,6 +277,8 @@ class Answer:
         self.buffer, self.keeps, self.closed = b"", False, False
         self.streams = None                         # whether its body is events; for whoever reads it to say
         self.heads = 0                              # bytes that have come before the end of the head
+        self.sent = False                           # all of the request has gone
+        self.freed = lambda: None                   # called when nothing of it is held any more
         self.connection, self.sender = pool.take(), None
         try:
             self.send()
@@ -287,20 +296,50 @@ class Answer:
 
     def send(self):
         """Send the request; a large body goes on in a greenlet of its own, while whoever waits for the answer waits."""
-        head, *body = self.request
-        if sum(map(len, body)) < READ:
+        self.sent = False
+        if sum(map(len, self.request)) < READ:
             self.sock.settimeout(SEND_TIMEOUT)
-            with suppress(OSError):                 # as in `send`
-                self.connection.layer.send(b"".join((head, *body)))
+            with suppress(OSError):                 # as in `send_pieces`
+                self.connection.layer.send(b"".join(self.request))
+                self.sent = True
             self.sock.settimeout(None)
+            self.free()
         else:                                       # sending and reading have their own times, at the same time
-            self.sender = gevent.spawn(send, self.connection.layer, [head, *body], self.unheard)
+            self.sender = gevent.spawn(self.send_pieces, self.connection.layer, self.request)
+            self.sender.link(lambda _: self.free())
 
-    def unheard(self):
+    def send_pieces(self, layer, parts):
+        """Send all parts, in pieces that each have their time. An engine may answer, and close, before it has read all: what it
+        says then counts."""
+        try:
+            for number, piece in enumerate(pieces(parts)):
+                if number:
+                    give_way()
+                with gevent.Timeout(SEND_TIMEOUT, TimeoutError):
+                    layer.send(piece)
+            self.sent = True
+        except TimeoutError:
+            self.unheard(layer)
+        except OSError:
+            pass
+
+    def unheard(self, layer):
         """The engine takes no more of the request: without all of it no answer will come, unless it has begun already."""
         if self.status is None:
             with suppress(OSError):
-                self.sock.shutdown(socket.SHUT_RDWR)
+                layer.sock.shutdown(socket.SHUT_RDWR)
+
+    def free(self):
+        """Let go of the request, unless it is still being sent or may have to be sent again."""
+        sending = self.sender and not self.sender.ready()
+        if not sending and (self.status is not None or not self.connection.used):
+            self.request = None
+            self.freed()
+
+    def when_freed(self, callback):
+        """Have `callback` called when nothing of the request is held any more: now, later, or more than once."""
+        self.freed = callback
+        self.free()
 
     def stop_sending(self):
         if self.sender:
@@ -313,7 +352,7 @@ class Answer:
         stale = self.connection.used and not self.heads
         if stale:
             self.stop_sending()
-            self.connection.close()
+            self.drop()
             self.pool.idle, old = [], self.pool.idle
             for connection in old:
                 connection.close()
@@ -347,10 +386,10 @@ class Answer:
             return
         pairs = (line.decode("latin-1").partition(":") for line in lines)
         self.headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-        self.request = None
         self.framing = self.connection.framing = Length(0) if status in (204, 304) else framing_of(self.headers)
         self.keeps = first.startswith(b"HTTP/1.1") and self.headers.get("connection", "").lower() != "close"
         self.status = status
+        self.free()
         if self.headers.get("content-encoding", "identity").lower() != "identity":
             raise BadAnswer("the engine compressed its answer, though it was asked not to")
 
@@ -414,28 +453,29 @@ class Answer:
         if self.closed:
             return
         self.closed = True
-        whole = whole and not (self.sender and not self.sender.ready())
         self.stop_sending()
         reusable = self.keeps and not self.buffer and not isinstance(self.framing, UntilClose)
-        if whole and reusable and not self.framing.surplus:
+        if whole and self.sent and reusable and not self.framing.surplus:
             self.pool.give(self.connection)
         else:
-            self.connection.close()
+            self.drop()
+
+    def drop(self):
+        self.connection.close() if self.sent else self.connection.reset()
 
 
-def send(layer, parts, unheard):
-    """Send all parts, in pieces that each have their time; `unheard` is called when one has not gone within it. An engine may
-    answer, and close, before it has read all: what it says then counts."""
-    try:
-        for part in parts:
-            for at in range(0, len(part), PIECE):
-                with gevent.Timeout(SEND_TIMEOUT, TimeoutError):
-                    layer.send(part[at:at + PIECE])
-                give_way()
-    except TimeoutError:
-        unheard()
-    except OSError:
-        pass
+def pieces(parts):
+    """Parts as pieces that are sent at a time: what is small goes together, what is large is cut."""
+    piece, size = [], 0
+    for part in parts:
+        for at in range(0, len(part), PIECE):
+            more = part[at:at + PIECE]
+            if size + len(more) > PIECE:
+                yield b"".join(piece)
+                piece, size = [], 0
+            piece.append(more)
+            size += len(more)
+    yield b"".join(piece)
 
 
 def framing_of(headers):

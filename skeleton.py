@@ -22,7 +22,16 @@ MOST_VALUES = 1_000_000                             # objects and lists in it: e
 STAYS = re.compile(rb'"(?:arguments|encrypted_content)"\s*:\s*$')     # before a string that is looked into
 CLOSE = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.S)  # the rest of a string, its closing quote included
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")        # one half of a character: its other half must follow
+BACKSLASH = ord("\\")
 FENCE = b"\\u0001"                                  # a control character, which stays an escape in any JSON
+
+
+def shorter(length):
+    """Matches what begins outside a string, as far as its strings are of no more bytes than that, and without escapes."""
+    return re.compile(rb'(?:[^"]*+"[^"\\]{0,%d}+")*+' % length)
+
+
+SHORT = shorter(LONG)
 
 
 class Skeleton:
@@ -46,7 +55,7 @@ class Skeleton:
         end = len(self.whole)
         while self.at < end:
             if self.begin is None:
-                quote = self.whole.find(b'"', self.at)
+                quote = self.whole.find(b'"', SHORT.match(self.whole, self.at).end())
                 if quote < 0:
                     self.at = end
                 else:
@@ -104,20 +113,29 @@ class Skeleton:
 
     def restore(self, text):
         """A text made from the skeleton, with the long strings in their places: a list of bytes-like pieces."""
-        mark = re.compile(rb"(?<!\\)(\\++)u0001" + self.mark + rb":(\d+)\\++u0001")
+        mark = re.compile(rb"u0001" + self.mark + rb":(\d+)\\++u0001")     # begins with its letters, or it is sought slowly
         view, out, at = memoryview(self.whole), [], 0
-        for found in mark.finditer(text):
-            begin, end = self.cuts[int(found[2])]
-            out += [memoryview(text)[at:found.start()], escaped(view[begin:end], len(found[1]))]
+        for found in mark.finditer(text) if self.cuts else ():
+            begin, end = self.cuts[int(found[1])]
+            slashes = backslashes(text, found.start())
+            out += [memoryview(text)[at:found.start() - slashes], escaped(view[begin:end], slashes)]
             at = found.end()
         return [*out, memoryview(text)[at:]]
 
 
-def escaped(string, backslashes):
+def backslashes(text, end):
+    """How many backslashes stand before that place."""
+    begin = end
+    while text[begin - 1] == BACKSLASH:
+        begin -= 1
+    return end - begin
+
+
+def escaped(string, slashes):
     """The inside of a JSON string inside further ones: each has doubled the backslashes of those within it."""
-    while backslashes > 1:
+    while slashes > 1:
         string = bytes(string).replace(b"\\", b"\\\\").replace(b'"', b'\\"')
-        backslashes //= 2
+        slashes //= 2
     return string
 
 

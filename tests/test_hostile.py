@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 
 from client import Truncated
 from conftest import Gateway, clean_environment, spawn
-from engine import Head, Json, Pause, Send, chat_chunks, completion
+from engine import Hang, Head, Json, Pause, Send, chat_chunks, completion
 from routes import ROUTES
 
 CHAT = "/v1/chat/completions"
@@ -402,6 +402,29 @@ def test_too_many_bodies_at_once(small, shared):
     assert len(shared.engine.requests) == 2
 
 
+def test_bodies_that_may_be_sent_again_are_bodies(small, shared):
+    """Their connections may be stale, so they are held until the engine answers; each key has half of the 8 MB."""
+    client, large = small.client(), {"messages": MESSAGES, "user": "x" * (1400 * 1024)}
+    shared.engine.always(lambda request: [Pause(0.3), Json(completion())])
+    used = [client.open() for _ in range(3)]
+    for connection in used:
+        connection.start("POST", CHAT, {"messages": MESSAGES})
+    for connection in used:
+        assert connection.answer().read_all()
+    shared.engine.always(lambda request: [Hang()])
+    for number, connection in enumerate(used[:2]):
+        connection.start("POST", CHAT, large)
+        shared.engine.wait_for(4 + number)
+        time.sleep(0.1)
+    assert used[2].post(CHAT, large).json()["error"]["code"] == "overloaded"
+    for connection in used:
+        connection.close()
+    shared.engine.always(lambda request: [Json(completion())])
+    end = time.monotonic() + 3
+    while client.post(CHAT, large).status != 200:
+        assert time.monotonic() < end
+
+
 def test_refused_bodies_weigh_nothing(small):
     """Each of these held memory when it was refused; none may stay on the account."""
     client = small.client()
@@ -417,8 +440,9 @@ def test_refused_bodies_weigh_nothing(small):
         assert time.monotonic() < end
 
 
-def longest_gap(shared, body):
-    """Take in a body while another client's stream flows: the longest time between two of its tokens, in seconds."""
+def longest_gap(shared, body, **framing):
+    """Take in a body while another client's stream flows: the longest time between two of its tokens, in seconds.
+    framing: header fields, where the body's bytes are chunks."""
     chunks, done = chat_chunks("a b", usage=True), threading.Event()
 
     def flow():
@@ -434,7 +458,7 @@ def longest_gap(shared, body):
     reader.start()
     try:
         with shared.client(timeout=30).open() as connection:
-            head(connection, content_length=len(body))
+            head(connection, **(framing or {"content_length": len(body)}))
             connection.send(body)
             assert connection.answer().status == 200
     finally:
@@ -449,6 +473,17 @@ def test_100_mb_pass_and_streams_flow_on(shared):
     body = start + b"x" * (100 * MB - len(start) - len(rest)) + rest
     assert any(longest_gap(shared, body) < 1 for _ in range(3))
     assert len(shared.engine.requests[-1].body) > 100 * MB - 1000
+
+
+@pytest.mark.parametrize("extension", [b"", b";a=" + b"b" * 4000], ids=["bare", "extended"])
+def test_tiny_chunks_hold_up_nobody(shared, extension):
+    """They cost more to read than they weigh."""
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * 2 * MB}]}).encode()
+    tiny = 10_000 if extension else 250_000
+    chunks = [b"1%b\r\n%c\r\n" % (extension, byte) for byte in body[:tiny]]
+    chunks.append(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body) - tiny, body[tiny:]))
+    assert any(longest_gap(shared, b"".join(chunks), transfer_encoding="chunked") < 0.15 for _ in range(3))
+    assert json.loads(shared.engine.requests[-1].body)["messages"] == json.loads(body)["messages"]
 
 
 def test_one_byte_over_100_mb(shared):

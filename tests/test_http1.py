@@ -5,12 +5,13 @@ import ssl
 import subprocess
 import threading
 
+import gevent
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
 import http1
-from engine import Close, Early, End, Head, Json, Pause, Raw, Reset, Send, Wait
+from engine import Close, Early, End, Head, Json, Pause, Raw, ReadBody, Reset, Send, Wait
 from errors import UpstreamError
 from http1 import BadAnswer, Chunked, Length, Off, Pool, Silent, UntilClose, framing_of
 
@@ -582,6 +583,76 @@ def test_an_engine_that_takes_no_more_of_a_request(engine, pool, monkeypatch, us
         pool.post("/", [b"x" * (30 << 20)], {}).all(5, 100)
 
 
+@pytest.mark.parametrize("most", [0, 1 << 30], ids=["large", "small"])
+def test_a_connection_that_took_half_a_request_serves_no_other(engine, pool, monkeypatch, most):
+    """The engine answers whole, but stopped reading: the next request would be read as the rest of this one."""
+    monkeypatch.setattr(http1, "SEND_TIMEOUT", 0.2)
+    engine.play(Early(), Head(framing=2), Pause(0.6), Send(b"{}"), Wait(done := threading.Event()))
+    with monkeypatch.context() as patch:
+        patch.setattr(http1, "READ", most)
+        answer = pool.post("/", [b"x" * (30 << 20)], {})
+    assert answer.all(5, 100) == b"{}"
+    answer.close(whole=True)
+    done.set()
+    assert pool.idle == []
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """How often a sender gave way; each time lasts."""
+    given = []
+    monkeypatch.setattr(http1, "give_way", lambda: (given.append(1), gevent.sleep(0.05)))
+    return given
+
+
+def test_many_parts_go_together(engine, pool, given):
+    """A conversation with thousands of long texts is no slower than one long text."""
+    parts = [b"[0", *[b",1234567890" * 100, b","] * 1000, b"1]"]
+    engine.play(Json({}))
+    answer = pool.post("/v1/x", parts, {})
+    assert answer.all(5, 100) == b"{}" and engine.requests[0].body == b"".join(parts)
+    assert len(given) <= 5
+    answer.close()
+
+
+@pytest.mark.parametrize("size", [http1.READ, http1.PIECE, http1.PIECE + 1])
+def test_nobody_gives_way_behind_the_last_byte(engine, pool, given, size):
+    """An engine that is quick would have answered meanwhile, and its connection been lost."""
+    engine.play(Json({}))
+    answer = pool.post("/v1/x", [b"x" * size], {})
+    assert answer.all(5, 100) == b"{}"
+    answer.close(whole=True)
+    assert len(pool.idle) == 1
+
+
+@pytest.mark.parametrize("size", [10, 4 << 20])
+@pytest.mark.parametrize("used", [False, True])
+def test_a_request_is_held_as_long_as_it_may_be_sent(engine, pool, size, used):
+    """On a connection that may be stale that is until the first answer, else until it has gone."""
+    if used:
+        first_one(engine, pool)
+    heard, head = [], threading.Event()
+    engine.play(Wait(head), Head(framing=2), Send(b"{}"))
+    answer = pool.post("/v1/x", [b"x" * size], {})
+    answer.when_freed(lambda: heard.append(answer.request))
+    assert answer.read(0.5) is None and len(heard) == (not used)
+    head.set()
+    assert answer.all(5, 100) == b"{}" and heard and not any(heard)
+    answer.close()
+
+
+def test_a_request_that_is_still_being_sent_is_held(engine, pool):
+    """Though its answer has begun."""
+    heard = []
+    engine.play(Early(), Head(framing=4), Send(b"{}"), ReadBody(), Send(b"{}"))
+    answer = pool.post("/v1/x", [b"x" * (30 << 20)], {})
+    answer.when_freed(lambda: heard.append(answer.sent))
+    answer.head(5)
+    assert heard == []
+    assert answer.all(5, 100) == b"{}{}" and heard == [True]
+    answer.close()
+
+
 def test_an_answer_before_the_request_was_read(engine, pool):
     """An engine that refuses a large body and closes: what it said counts."""
     engine.play(Early(), Json({"error": "too large"}, 413, {"Connection": "close"}))
@@ -722,6 +793,18 @@ def test_tls_body_over_many_records(tls, size):
         answer = pool.post("/v1/x", [b"{}"], {})
         assert answer.all(5, 1 << 20) == body
         answer.close(whole=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_tls_large_request(tls, version):
+    """Twice on its connection, and once more on another one."""
+    body = [bytes(range(256)) * 4000, b"x" * (1 << 20), b"{}"]
+    server, pool = tls([OK], [OK], [None], [OK], version=version)
+    for _ in range(3):
+        answer = pool.post("/v1/x", body, {})
+        assert answer.all(5, 100) == b"ok"
+        answer.close(whole=True)
+    assert [request.endswith(b"\r\n\r\n" + b"".join(body)) for request in server.requests] == [True] * 4
 
 
 def test_tls_record_by_record(tls):

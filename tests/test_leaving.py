@@ -16,7 +16,7 @@ from client import Truncated
 from conftest import clean_environment, wait_until
 from dialects.messages.events import MessageStream
 from dialects.responses.events import Options, ResponseStream
-from engine import (Engine, Hang, Head, Json, Pause, Send, Wait, chat_chunks, compact, completion, embeddings, text_chunks,
+from engine import (Early, Engine, Hang, Head, Json, Pause, Send, Wait, chat_chunks, compact, completion, embeddings, text_chunks,
                     text_completion)
 from inside import gauges, idle, row_now, row_of, rows, started
 
@@ -339,6 +339,28 @@ def test_leaving_with_another_request_on_its_way(one, api, leave):
     assert row_of(one.db, first)["status"] == 499
     idle(one, 2)
     assert {row["status"] for row in rows(one.db, "id = ?", (second,))} <= {499}
+
+
+@pytest.mark.parametrize("leave", LEAVE)
+@pytest.mark.parametrize("answered", [False, True], ids=["silent", "answering"])
+def test_leaving_while_the_engine_does_not_read(one, answered, leave):
+    """Most of a large body still waits on the way to it: the end must not wait behind that."""
+    one.engine.play(Early(), *([Head(), *THOUGHT[:3]] if answered else []), Hang())
+    connection, ident = send(one, CHAT, True, user="x" * (30 << 20))
+    request = one.engine.wait_for(1)[0]
+    if answered:
+        next(connection.answer().events())
+    else:
+        time.sleep(0.2)
+    try:
+        seen(request, left(connection, leave), ("while its body is sent", "stream", leave))
+    except AssertionError:                          # let go of it, or every test after this one fails too
+        one.engine.stop()
+        one.engine.start()
+        one.wait_ready()
+        raise
+    assert row_of(one.db, ident)["status"] == 499
+    idle(one, 1)
 
 
 @pytest.mark.parametrize("behind", ["a request", "a line end"])
