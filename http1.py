@@ -461,7 +461,10 @@ class Answer:
             self.drop()
 
     def drop(self):
-        self.connection.close() if self.sent else self.connection.reset()
+        if self.sent:
+            self.connection.close()
+        else:
+            self.connection.reset()
 
 
 def pieces(parts):

@@ -49,8 +49,7 @@ def started(engine, folder, stock, patch="", wait=True, **settings):
 
 def worker(gateway):
     """The process id of the worker."""
-    children = Path(f"/proc/{gateway.pid}/task/{gateway.pid}/children").read_text().split()
-    return int(children[0])
+    return children(gateway.pid)[0]
 
 
 def descriptors(gateway):
@@ -130,11 +129,5 @@ def days(db):
     return read(db, "SELECT * FROM day ORDER BY day, key_id, model")
 
 
-def worker(pid):
-    """The gateway's worker process."""
-    return children(pid)[0]
-
-
 def children(pid):
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

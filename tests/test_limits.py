@@ -374,7 +374,7 @@ def test_a_log_that_nobody_reads_stops_nothing(stock, engine, tmp_path):
         front.wait_alive()
         for _ in range(20):
             assert ask(front).status in (200, 503)
-        os.kill(worker(front.pid), signal.SIGKILL)      # the master has something to say, too
+        os.kill(worker(front), signal.SIGKILL)      # the master has something to say, too
         front.wait_alive()
         front.process.send_signal(signal.SIGTERM)
         assert front.process.wait(10) == 0
