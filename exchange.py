@@ -49,7 +49,7 @@ class Response:
         self.chunked = "content-length" not in names and self.request.version > (1, 0)
         self.closes = self.closes or self.request.should_close() or not (self.chunked or "content-length" in names)
         fields = "".join([f"{name}: {value}\r\n" for name, value in headers])
-        if not FIELDS.fullmatch(fields):
+        if not FIELDS.fullmatch(fields) or fields.count("\n") != len(headers):      # a value may hold a good field
             raise ValueError("a header cannot be sent as it is")
         head = (f"HTTP/{self.request.version[0]}.{self.request.version[1]} {status}\r\n{server_fields(int(time()))}"
                 f"Connection: {'close' if self.closes else 'keep-alive'}\r\n"
