@@ -128,13 +128,3 @@ def sums(db):
 
 def days(db):
     return read(db, "SELECT * FROM day ORDER BY day, key_id, model")
-
-
-def worker(pid):
-    """The gateway's worker process."""
-    return children(pid)[0]
-
-
-def children(pid):
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]

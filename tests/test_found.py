@@ -12,7 +12,7 @@ import pytest
 
 from conftest import ROOT, add_key, clean_environment, wait_until
 from engine import Close, Hang, Head, Json, Pause, Raw, Send, chat_chunks, chunk, completion, sse
-from inside import children, worker
+from inside import worker
 from test_chat import HELLO, PATH, failure, text_of
 from test_limits import gauge
 
@@ -208,7 +208,7 @@ def test_bodies_that_never_come_lock_out_their_own_key_only(gateway, engine):
 def test_leaving_while_the_body_goes_to_the_engine(gateway, engine):
     """The engine does not read: its connection must not outlive the client."""
     front = gateway()
-    descriptors = f"/proc/{worker(front.pid)}/fd"
+    descriptors = f"/proc/{worker(front)}/fd"
     before = len(os.listdir(descriptors))
     engine.always(lambda request: [Hang()])
     from engine import Early
@@ -280,7 +280,7 @@ def test_a_worker_in_the_place_of_another_knows_what_was_reloaded(gateway, engin
         os.kill(front.pid, signal.SIGHUP)
         wait_until(lambda: "reload:" in front.log, 5)
         before = front.log.count("Sparks\n")
-        os.kill(worker(front.pid), signal.SIGKILL)
+        os.kill(worker(front), signal.SIGKILL)
         wait_until(lambda: front.log.count("Sparks\n") > before, 10)
         front.wait_ready()
         assert ask(front, model="new name").status == status
@@ -330,20 +330,25 @@ def listens(front):
     return True
 
 
+def children(front):
+    with open(f"/proc/{front.pid}/task/{front.pid}/children") as file:
+        return file.read().split()
+
+
 def test_signals_make_no_second_worker(gateway, engine):
     front = gateway()
-    only = children(front.pid)
+    only = children(front)
     for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGHUP):
         os.kill(front.pid, number)
     wait_until(lambda: "reload:" in front.log, 5)           # they are dealt with in order
-    assert children(front.pid) == only and len(only) == 1
+    assert children(front) == only and len(only) == 1
 
 
 def test_a_worker_that_cannot_start_ends_the_gateway_with_a_line(gateway, engine):
     front = gateway()
     before = len(front.log)
     front.db.write_bytes(b"no database" * 1000)
-    os.kill(worker(front.pid), signal.SIGKILL)
+    os.kill(worker(front), signal.SIGKILL)
     assert front.process.wait(10) == 3
     said = front.log[before:]
     assert f"\nsparks: SPARKS_DB: {front.db} cannot be used: it is no SQLite database\n" in said and "Traceback" not in said
@@ -361,7 +366,7 @@ def test_descriptors_that_are_closed(gateway, engine, closed):
     front.wait_alive()
     assert ask(front).status in (200, 503)
     assert front.db.with_name(front.db.name + ".pid").read_text() == str(front.pid)
-    assert {os.readlink(f"/proc/{worker(front.pid)}/fd/{number}") for number in range(3)} == {"/dev/null"}
+    assert {os.readlink(f"/proc/{worker(front)}/fd/{number}") for number in range(3)} == {"/dev/null"}
 
 
 def test_a_stale_pid_file_is_no_gateway(gateway, engine):

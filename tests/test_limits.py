@@ -377,12 +377,12 @@ def test_a_log_that_nobody_reads_stops_nothing(stock, engine, tmp_path):
         for _ in range(20):
             assert ask(front).status in (200, 503)
         crowd = [front.client().open() for _ in range(80)]     # gevent says that there are no descriptors left
-        descriptors = f"/proc/{worker(front.pid)}/fd"
+        descriptors = f"/proc/{worker(front)}/fd"
         wait_until(lambda: len(os.listdir(descriptors)) == 64, 5)
         for connection in crowd:
             connection.close()
         front.wait_alive()
-        os.kill(worker(front.pid), signal.SIGKILL)      # the master has something to say, too
+        os.kill(worker(front), signal.SIGKILL)      # the master has something to say, too
         front.wait_alive()
         front.process.send_signal(signal.SIGTERM)
         assert front.process.wait(10) == 0
