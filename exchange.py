@@ -53,7 +53,7 @@ class Response:
         self.chunked = not sized and self.request.version > (1, 0)
         self.closes = self.request.should_close() or not (sized or self.chunked)
         fields = "".join([f"{name}: {value}\r\n" for name, value in headers])
-        if not FIELDS.fullmatch(fields):
+        if not FIELDS.fullmatch(fields) or fields.count("\n") != len(headers):      # a value may hold a good field
             raise ValueError("a header cannot be sent as it is")
         head = (f"{protocol(self.request)} {status}\r\n{server_fields(int(time()))}"
                 f"Connection: {'close' if self.closes else 'keep-alive'}\r\n"

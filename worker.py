@@ -92,8 +92,12 @@ class Worker(GeventWorker):
         return Waiting(self)
 
     def run(self):
+        gevent.get_hub().print_exception = self.note_fault      # its own way waits for who reads stderr, and all else with it
         gevent.spawn(self.part)
         super().run()
+
+    def note_fault(self, context, kind, error, traceback):
+        log.error("a fault beside the requests", exc_info=(kind, error, traceback))
 
     def part(self):
         """Once the worker is to end, finish what is open, and let go of the connections that wait for another request."""

@@ -521,6 +521,8 @@ def faulty_stamp(call):
         return [*headers, ("no good name", "1")]
     if fault == "value":
         return [*headers, ("x-bad", "a\\r\\nb")]
+    if fault == "two in one":
+        return [*headers, ("x-bad", "a\\r\\nx-worse: b")]
     if fault == "stamp":
         raise ZeroDivisionError("a fault in stamp")
     return headers
@@ -599,7 +601,7 @@ def test_fault_in_write(broken):
     connection.close()
 
 
-@pytest.mark.parametrize("kind", ["name", "value", "stamp"])
+@pytest.mark.parametrize("kind", ["name", "value", "two in one", "stamp"])
 @pytest.mark.parametrize("streams", [True, False], ids=["stream", "plain"])
 def test_refused_response_header(broken, streams, kind):
     """Such an answer never begins; what its request holds is let go of all the same, and it was no client that left."""

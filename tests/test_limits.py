@@ -1,6 +1,7 @@
 """Limits, usage, metrics, reload and the end, through the real server."""
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -366,7 +367,8 @@ def test_a_log_that_nobody_reads_stops_nothing(stock, engine, tmp_path):
             import subprocess, sys
             from conftest import ROOT, clean_environment
             self.process = subprocess.Popen([sys.executable, "sparks.py"], cwd=ROOT, env=clean_environment(**self.settings),
-                                            stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, start_new_session=True)
+                                            stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, start_new_session=True,
+                                            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))
             self.pid = self.process.pid
 
     front = Blocked(tmp_path, engine.url, stock)
@@ -374,6 +376,12 @@ def test_a_log_that_nobody_reads_stops_nothing(stock, engine, tmp_path):
         front.wait_alive()
         for _ in range(20):
             assert ask(front).status in (200, 503)
+        crowd = [front.client().open() for _ in range(80)]     # gevent says that there are no descriptors left
+        descriptors = f"/proc/{worker(front)}/fd"
+        wait_until(lambda: len(os.listdir(descriptors)) == 64, 5)
+        for connection in crowd:
+            connection.close()
+        front.wait_alive()
         os.kill(worker(front), signal.SIGKILL)      # the master has something to say, too
         front.wait_alive()
         front.process.send_signal(signal.SIGTERM)
