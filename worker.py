@@ -97,7 +97,8 @@ class Worker(GeventWorker):
         super().run()
 
     def note_fault(self, context, kind, error, traceback):
-        log.error("a fault beside the requests", exc_info=(kind, error, traceback))
+        if not isinstance(error, SystemExit):       # which is how a second Ctrl-C ends the worker, and no fault
+            log.error("a fault beside the requests", exc_info=(kind, error, traceback))
 
     def part(self):
         """Once the worker is to end, finish what is open, and let go of the connections that wait for another request."""
