@@ -12,7 +12,7 @@ import peewee
 
 from errors import SettingsError
 
-PAGE = 1024                                         # bytes, of a new file: a row of the ledger touches two pages, and each is logged whole
+PAGE = 1024                                         # bytes, of a new file: a row of the ledger touches two, and each is logged whole
 database = peewee.SqliteDatabase(None, thread_safe=False)
 opened = SimpleNamespace(file=None)                 # which file the connection has
 

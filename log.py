@@ -92,7 +92,8 @@ def set_up(form):
 
 def note(row, key):
     """A request's line: never a client's own words."""
-    fields = {"time": now(time()), "id": row.id, "key": key.name if key else None, "route": row.route,
-              "model": row.model or None, "status": row.status, "error": row.error, "queued_ms": row.queued_ms, "first_ms": row.first_ms, "ms": row.total_ms,
-              "prompt": row.prompt_tokens, "completion": row.completion_tokens}
-    say(line(fields))
+    say(line({
+        "time": now(time()), "id": row.id, "key": key.name if key else None, "route": row.route, "model": row.model or None,
+        "status": row.status, "error": row.error, "queued_ms": row.queued_ms, "first_ms": row.first_ms, "ms": row.total_ms,
+        "prompt": row.prompt_tokens, "completion": row.completion_tokens,
+    }))
