@@ -13,15 +13,15 @@ from time import monotonic, time
 from gevent import get_hub, getcurrent, sleep, socket, spawn
 from gevent.event import Event
 
-import images
+from engines import images
 import pump
-from body import Bodies, Body
+from front.body import Bodies, Body
 from errors import ClientGone, InternalError, Refusal, ShuttingDown, UpstreamError, UpstreamTimeout, from_engine
-from http1 import Silent
-from ledger import Row, figures
+from engines.http1 import Silent
+from store.ledger import Row, figures
 from stream import loads
 
-log = logging.getLogger("sparks")
+logger = logging.getLogger("sparks")
 MAX_ANSWER = 256 << 20                              # bytes of a plain answer
 
 
@@ -32,7 +32,7 @@ COUNT_WAIT = 0.5                                    # seconds for which the firs
 LEFT = 499                                          # the status in the ledger of a request whose client went away
 
 
-class Desk:
+class Gateway:
     """What all calls of a gateway share. `notes` are called with each Row of the ledger: log, metrics."""
 
     def __init__(self, settings, fleet, gate, ledger, notes=()):
@@ -65,16 +65,16 @@ class Call:
     is thrown into its greenlet by `interrupt`, as gevent.Timeout does, in every phase alike.
     """
 
-    def __init__(self, desk, environ):
-        self.desk, self.sock = desk, environ["gunicorn.socket"]
+    def __init__(self, gateway, environ):
+        self.gateway, self.sock = gateway, environ["gunicorn.socket"]
         self.id = request_id(environ.get("HTTP_X_REQUEST_ID", ""))
         self.chunked = environ["SERVER_PROTOCOL"] != "HTTP/1.0"     # as the answer is framed
-        self.body = Body(environ, desk.bodies, desk.settings.max_body)
+        self.body = Body(environ, gateway.bodies, gateway.settings.max_body)
         self.greenlet, self.open = getcurrent(), True
         self.key = self.ask = self.ticket = self.answer = self.watcher = self.usage = self.counting = None
         self.begun, self.started, self.route = monotonic(), time(), ""
         self.entered = self.granted = self.first = None     # monotonic moments of its way
-        desk.live.add(self)
+        gateway.live.add(self)
 
     # -- the client
 
@@ -118,8 +118,8 @@ class Call:
     def fill(self, ask):
         """Fetch the images that the request names by their addresses, unless it would be turned away. Raises Refusal."""
         if ask.images:
-            self.desk.gate.check(self.key.id, ask.model.lane, self.key.limits, now())
-            found = images.fetch_all(ask.images, self.desk.settings, self.hold)
+            self.gateway.gate.check(self.key.id, ask.model.lane, self.key.limits, now())
+            found = images.fetch_all(ask.images, self.gateway.settings, self.hold)
             ask.body = [found[part] if isinstance(part, str) else part for part in ask.body]
 
     def hold(self, size):
@@ -131,24 +131,24 @@ class Call:
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
         self.ask, self.entered = ask, monotonic()
         if ask.count:                               # beside the queue and the prefill
-            self.counting = spawn(self.desk.fleet.count, ask)
+            self.counting = spawn(self.gateway.fleet.count, ask)
             self.counting.link(lambda _: self.counted())
-        self.ticket, granted = self.desk.gate.enter(self.key.id, ask.model.lane, self.key.limits, now())
+        self.ticket, granted = self.gateway.gate.enter(self.key.id, ask.model.lane, self.key.limits, now())
         self.ticket.granted = Event()
         wake(granted)
 
     def turn(self, seconds):
         """Whether the slot came within so many seconds. Raises Refusal when the queue has lasted too long."""
-        left = self.entered + self.desk.settings.queue_timeout - monotonic()
+        left = self.entered + self.gateway.settings.queue_timeout - monotonic()
         if self.ticket.granted.wait(min(seconds, max(left, 0))):
             self.granted = monotonic()
             return True
         if seconds >= left:
-            raise self.desk.gate.late(self.ticket, now())
+            raise self.gateway.gate.late(self.ticket, now())
         return False
 
     def send(self):
-        self.answer = self.desk.fleet.send(self.ask, self.id)
+        self.answer = self.gateway.fleet.send(self.ask, self.id)
         self.ask.body = None
         self.body.skeleton = None
         self.answer.when_freed(self.release)
@@ -162,7 +162,7 @@ class Call:
     def prompt_tokens(self):
         """How many tokens the prompt has, as counted by now or soon, else estimated."""
         self.counting.join(COUNT_WAIT)
-        tokens = self.counting.value if self.counting.successful() else self.desk.fleet.estimate(self.ask)
+        tokens = self.counting.value if self.counting.successful() else self.gateway.fleet.estimate(self.ask)
         self.counting.kill(block=False)
         self.counted()
         return tokens
@@ -181,21 +181,21 @@ class Call:
         if not self.open:
             return
         self.open = False
-        self.desk.live.discard(self)
+        self.gateway.live.discard(self)
         self.body.release()
         self.unwatch()
-        self.sock.settimeout(self.desk.settings.stall_timeout)      # for each write that is still to come
+        self.sock.settimeout(self.gateway.settings.stall_timeout)      # for each write that is still to come
         if self.counting:
             self.counting.kill(block=False)
         if self.answer:
             self.answer.close(whole)
         row = self.row(status, error)
         if self.ticket:
-            wake(self.desk.gate.leave(self.ticket, row.tokens, self.answer is not None, now()))
+            wake(self.gateway.gate.leave(self.ticket, row.tokens, self.answer is not None, now()))
         if self.key:
-            self.desk.ledger.write(row)
+            self.gateway.ledger.write(row)
         if self.route:
-            for note in self.desk.notes:
+            for note in self.gateway.notes:
                 note(row, self.key)
 
     def row(self, status, error):
@@ -243,13 +243,13 @@ def wake(tickets):
 def relay(call, ask):
     """A stream: an iterator of the client's bytes, each item one write. What fails before the first item is raised
     and can still be an HTTP status; what fails later is the stream's last event."""
-    stream, begun, settings = ask.stream, False, call.desk.settings
+    stream, begun, settings = ask.stream, False, call.gateway.settings
     try:
         call.fill(ask)
         call.enter(ask)
         while not call.turn(settings.keepalive):
             begun = True
-            yield stream.alive(f"queued {call.desk.gate.place(call.ticket)}")
+            yield stream.alive(f"queued {call.gateway.gate.place(call.ticket)}")
         since = monotonic()
         answer = call.send()
         while (events := first_events(call, since)) is None:
@@ -270,7 +270,7 @@ def relay(call, ask):
 
 def first_events(call, since):
     """The first events for the client, or None after a silence that is worth a comment. Raises Refusal."""
-    answer, stream, settings = call.answer, call.ask.stream, call.desk.settings
+    answer, stream, settings = call.answer, call.ask.stream, call.gateway.settings
     deadline = since + settings.answer_timeout
     pause = min(monotonic() + settings.keepalive, deadline)
     while (left := pause - monotonic()) > 0:
@@ -305,7 +305,7 @@ def unstreamed(answer, stream, data, settings, since):
 
 def plain(call, ask, write):
     """A whole answer: `write(body, ask)` makes the client's bytes and the usage of the engine's. Raises Refusal."""
-    settings = call.desk.settings
+    settings = call.gateway.settings
     try:
         call.fill(ask)
         call.enter(ask)
@@ -323,7 +323,7 @@ def plain(call, ask, write):
 def count(call, ask):
     """How many tokens a prompt has: asked without a slot, beside everything else."""
     call.ask = ask
-    tokens = call.desk.fleet.count(ask)
+    tokens = call.gateway.fleet.count(ask)
     call.settle(200)
     return tokens
 
@@ -365,5 +365,5 @@ def ours(error):
     """An exception as a Refusal; one that is no Refusal is a fault of ours and leaves its traceback in the log."""
     if isinstance(error, Refusal):
         return error
-    log.exception("a fault of the gateway")
+    logger.exception("a fault of the gateway")
     return InternalError("the gateway failed; this is its own fault, and its log has the details")

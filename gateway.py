@@ -8,20 +8,20 @@ import gevent
 
 import call as calls
 import keys
-import ledger
-import local
+from store import ledger
+from engines.local import server as local
 import log as log_module
-import server
+from front import master
 import settings as settings_module
 from admission import Gate
-from app import DIALECTS, create_app
-from database import open_database
+from front.app import DIALECTS, create_app
+from store.database import open_database
 from errors import SettingsError
 from metrics import Metrics
-from seal import own_seal
-from upstream import Fleet
+from store.seal import own_seal
+from engines.fleet import Fleet
 
-log = logging.getLogger("sparks")
+logger = logging.getLogger("sparks")
 SOON = 5                                            # seconds in which the engines should have been looked at
 
 
@@ -34,17 +34,17 @@ def start(worker, settings, is_local):
     if is_local:
         local.adopt(settings)
     fleet, book, metrics = Fleet(settings), ledger.Ledger(settings), Metrics()
-    desk = calls.Desk(settings, fleet, open_gate(settings), book, (log_module.note, metrics.note))
-    metrics.watch(desk)
+    gateway = calls.Gateway(settings, fleet, open_gate(settings), book, (log_module.note, metrics.note))
+    metrics.watch(gateway)
     for engine, command in zip(fleet.engines, local.COMMANDS if is_local else ()):
-        local.Engine(urlsplit(engine.url).port, log.warning, command, engine.hurry.set).start()
+        local.Engine(urlsplit(engine.url).port, logger.warning, command, engine.hurry.set).start()
     gevent.spawn(fleet.watch)
     gevent.spawn(book.keep_up)
     gevent.spawn(announce, settings, fleet, is_local, first_key)
-    worker.on_end, worker.on_quit = lambda: desk.drain(settings.drain), desk.abandon
-    worker.on_reload = lambda: reload(desk, (lambda new: local.adopt(new, settings.upstream)) if is_local else lambda new: None)
+    worker.on_end, worker.on_quit = lambda: gateway.drain(settings.drain), gateway.abandon
+    worker.on_reload = lambda: reload(gateway, (lambda new: local.adopt(new, settings.upstream)) if is_local else lambda new: None)
     DIALECTS["/v1/responses"].seal = own_seal()
-    app = create_app(desk, keys.Keyring(), metrics)
+    app = create_app(gateway, keys.Keyring(), metrics)
     gc.collect()
     gc.freeze()                                     # what is loaded stays: the collector need not walk through it
     return app
@@ -55,7 +55,7 @@ def renew(settings):
     try:
         settings.adopt(settings_module.load(warn=lambda line: None))
     except SettingsError as error:
-        log.error("a new worker: %s; the settings of the start are in force", error)
+        logger.error("a new worker: %s; the settings of the start are in force", error)
 
 
 def open_gate(settings):
@@ -68,26 +68,26 @@ def open_gate(settings):
     return gate
 
 
-def reload(desk, adapt):
+def reload(gateway, adapt):
     """Read sparks.toml again; what is wrong with it is logged, and the old settings stay. `adapt` is done to new ones."""
     try:
-        new = settings_module.load(warn=log.warning)
+        new = settings_module.load(warn=logger.warning)
         adapt(new)
     except SettingsError as error:
-        return log.error("reload: %s; the old settings stay", error)
-    fixed = desk.settings.adopt(new)
-    desk.gate.slots, desk.gate.most_waiting = desk.settings.max_active, desk.settings.max_queued
-    desk.bodies.most = desk.settings.max_bodies
-    desk.fleet.configure()
-    calls.wake(desk.gate.grant())
-    log.warning("reload: sparks.toml was read" + (f"; {', '.join(fixed)} need a restart" if fixed else ""))
+        return logger.error("reload: %s; the old settings stay", error)
+    fixed = gateway.settings.adopt(new)
+    gateway.gate.slots, gateway.gate.most_waiting = gateway.settings.max_active, gateway.settings.max_queued
+    gateway.bodies.most = gateway.settings.max_bodies
+    gateway.fleet.configure()
+    calls.wake(gateway.gate.grant())
+    logger.warning("reload: sparks.toml was read" + (f"; {', '.join(fixed)} need a restart" if fixed else ""))
 
 
 def announce(settings, fleet, is_local, first_key):
     """Say what was started; with a local engine, also how to try it, once it answers."""
     fleet.looked.wait(SOON)
-    log_module.say(server.screen(settings, fleet.models(), keys.active().count(), is_local))
+    log_module.say(master.screen(settings, fleet.models(), keys.active().count(), is_local))
     if is_local:
         while not any(model.default for model in fleet.models()):
             gevent.sleep(0.1)
-        log_module.say(local.greeting(f"http://{server.reachable(settings.bind)}", first_key))
+        log_module.say(local.greeting(f"http://{master.reachable(settings.bind)}", first_key))

@@ -31,11 +31,11 @@ import time
 from datetime import date, datetime, timedelta, timezone
 from typing import NamedTuple
 
-import ledger
+from store import ledger
 import reasoning
 import settings as settings_module
 from admission import Limits
-from database import database, open_database
+from store.database import database, open_database
 from errors import InvalidKey, SettingsError
 
 PREFIX = "sk-sparks-"

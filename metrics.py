@@ -14,17 +14,17 @@ KINDS = ("prompt", "cached", "completion", "reasoning")
 class Gauges:
     """The state of this moment, read when it is asked for."""
 
-    def __init__(self, desk):
-        self.desk = desk
+    def __init__(self, gateway):
+        self.gateway = gateway
 
     def collect(self):
-        gate, fleet = self.desk.gate, self.desk.fleet
+        gate, fleet = self.gateway.gate, self.gateway.fleet
         for name, text, value in (
                 ("sparks_active", "Requests that hold a slot", gate.active),
                 ("sparks_queued", "Requests that wait for a slot", gate.waiting),
                 ("sparks_slots", "Slots of each model", gate.slots),
                 ("sparks_engine_up", "Whether the engine serves a model", int(bool(fleet.models()))),
-                ("sparks_ledger_waiting", "Ledger rows that wait in memory for the database", len(self.desk.ledger.waiting))):
+                ("sparks_ledger_waiting", "Ledger rows that wait in memory for the database", len(self.gateway.ledger.waiting))):
             yield GaugeMetricFamily(name, text, value)
 
 
@@ -55,8 +55,8 @@ class Metrics:
         self.first = Tally("sparks_first_token_seconds", "Time to the first token", TIMES)
         self.total = Tally("sparks_total_seconds", "Time to the end", TIMES)
 
-    def watch(self, desk):
-        self.registry.register(Gauges(desk))
+    def watch(self, gateway):
+        self.registry.register(Gauges(gateway))
 
     def note(self, row, key):
         if key is None:

@@ -29,7 +29,7 @@ Settings are SPARKS_* variables or sparks.toml; sparks.example.toml explains eve
 Examples:
   ./run.sh keys add alice
   SPARKS_UPSTREAM=http://10.0.0.7:8000 SPARKS_BIND=0.0.0.0:8080 ./run.sh
-  ./run.sh test -x tests/test_stream.py
+  ./run.sh test -x tests/pure/test_stream.py
 END
 }
 
@@ -125,10 +125,10 @@ test_with() {
   prepare gateway test local
   cd "$home"
   case ${1-} in
-    --wheels) exec "$python" tests/wheels.py ;;
-    --soak) SPARKS_SOAK=1 exec "$python" -m pytest tests/test_storm.py "${@:2}" ;;
+    --wheels) exec "$python" tests/support/wheels.py ;;
+    --soak) SPARKS_SOAK=1 exec "$python" -m pytest tests/server/test_storm.py "${@:2}" ;;
     --clients) prepare clients; exec "$python" -m pytest -m clients --run-clients "${@:2}" ;;
-    --vllm) exec "$python" -m pytest -m vllm tests/test_vllm.py --run-vllm "${@:2}" ;;
+    --vllm) exec "$python" -m pytest -m vllm tests/engines/test_vllm.py --run-vllm "${@:2}" ;;
     *) exec "$python" -m pytest "$@" ;;
   esac
 }

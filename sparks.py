@@ -18,7 +18,7 @@ import argparse
 import sys
 
 import log as log_module
-import server
+from front import master
 import settings as settings_module
 from errors import SettingsError
 
@@ -31,10 +31,10 @@ def main(arguments=None):
     try:
         settings = settings_module.load()
         if options.reload:
-            return server.tell_to_reload(settings.db)
+            return master.tell_to_reload(settings.db)
         try_database(settings.db)
         log_module.set_up(settings.log)
-        server.run(settings, lambda worker: work(worker, settings, options.local))
+        master.run(settings, lambda worker: work(worker, settings, options.local))
     except SettingsError as error:
         sys.exit(f"sparks: {error}")
 
@@ -49,7 +49,7 @@ def try_database(path):
         return
     status = 1
     try:
-        import database
+        from store import database
         database.open_database(path)
         status = 0
     except SettingsError as error:

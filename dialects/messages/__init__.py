@@ -16,7 +16,7 @@ from dialects.messages.events import refusal           # noqa: F401, part of a d
 from errors import InvalidRequest
 from stream import answered, dumps, loads, plain
 
-log = logging.getLogger("sparks")
+logger = logging.getLogger("sparks")
 BUDGETS = ((4096, "low"), (16384, "high"))          # thinking tokens below which a word stands for them; from there on: max
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 # What engines understand beside Anthropic's own fields goes on as it came.
@@ -143,7 +143,7 @@ def blocks_of(message, thinks):
     if isinstance(thought, str) and thought.strip() and thinks:
         blocks.append({"type": "thinking", "thinking": thought, "signature": ""})
     elif thought and not thinks:
-        log.info("thinking was off; %d characters of it were left out", len(thought))
+        logger.info("thinking was off; %d characters of it were left out", len(thought))
     text = "".join(text for text in texts if isinstance(text, str))
     if text.strip():
         blocks.append({"type": "text", "text": text})

@@ -13,7 +13,7 @@ import re
 from dialects import mended, typed
 from errors import InvalidRequest
 
-log = logging.getLogger("sparks")
+logger = logging.getLogger("sparks")
 LATE_SYSTEM = ("glm", "no-switch", "deepseek")      # effort tables whose templates take a system message anywhere
 BARE_SCHEMAS = ("qwen", "gpt-oss")                  # those whose templates render a schema's fields, and know no $ref
 BILLING = re.compile(r"x-anthropic-billing-header:[^\n\x01]*(?:\n|$)")       # \x01: where a large body's text is left out
@@ -35,7 +35,7 @@ def read_conversation(system, messages, effort):
         out += read_message(message, f"messages.{number}", late)
     if broken := sum(block["type"] == "tool_use" and not isinstance(block.get("input"), dict)
                      for message in messages for block in listed(message)):
-        log.info("%d tool calls in a history had no object for an input, and were mended", broken)
+        logger.info("%d tool calls in a history had no object for an input, and were mended", broken)
     return out
 
 

@@ -14,7 +14,7 @@ import re
 from dialects import mended
 from stream import PieceStream, check_end, dumps, plain
 
-log = logging.getLogger("sparks")
+logger = logging.getLogger("sparks")
 BLANK = re.compile(rb"(?: |\\[nrt])*+")             # white space inside a JSON string
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
@@ -238,7 +238,7 @@ class MessageStream(PieceStream):
         out = b"" if self.begun else self.start()
         out += self.release() + self.close()
         if self.dropped:
-            log.info("thinking was off; %d tokens of it were left out", self.dropped)
+            logger.info("thinking was off; %d tokens of it were left out", self.dropped)
         reason, sequence = reason_of(self.ended, any(tool.state for tool in self.calls.values()), self.refused)
         usage = figures(self.usage, self.prompt_tokens, self.tokens)
         return out + event("message_delta", delta={"stop_reason": reason, "stop_sequence": sequence}, usage=usage) + STOP

@@ -1,0 +1,1 @@
+"""What is kept: keys, the ledger, the seal."""

@@ -1,0 +1,168 @@
+"""OpenAI's Codex, headless, against the gateway: `codex exec` with a provider of its own and wire_api = "responses"."""
+import base64
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conftest import clean_environment, npm_packages
+from support.engine import DONE, Head, chat_chunks, died, refusal
+from test_responses import PNG
+
+pytestmark = pytest.mark.clients
+FOLDER = Path(__file__).parent.parent / "support" / "codex"
+MODEL = "GLM-5.3-Flash-EXL3"
+# As /help shows it; the rest keeps Codex from the internet and from retrying for long.
+CONFIG = """
+model = "{model}"
+model_provider = "sparks"
+check_for_update_on_startup = false
+{more}
+[analytics]
+enabled = false
+
+[model_providers.sparks]
+name = "Sparks"
+base_url = "{url}/v1"
+env_key = "SPARKS_API_KEY"
+wire_api = "responses"
+stream_max_retries = 1
+request_max_retries = 0
+"""
+# What Codex is told of a model that it does not know. With apply_patch_tool_type it sends apply_patch as a custom tool.
+CATALOG = {"models": [{
+    "slug": MODEL, "display_name": "GLM", "description": "", "base_instructions": "You are Codex.", "visibility": "list",
+    "supported_in_api": True, "priority": 1, "shell_type": "unified_exec", "default_reasoning_level": "high",
+    "supported_reasoning_levels": [{"effort": "low", "description": ""}, {"effort": "high", "description": ""}],
+    "supports_reasoning_summaries": True, "support_verbosity": True, "default_verbosity": "low", "context_window": 850_000,
+    "apply_patch_tool_type": "freeform", "truncation_policy": {"mode": "tokens", "limit": 10_000},
+    "supports_parallel_tool_calls": True, "experimental_supported_tools": [], "input_modalities": ["text", "image"]}]}
+PATCH = '*** Begin Patch\n*** Add File: said.txt\n+"hi", é\n*** End Patch\n'
+
+
+@pytest.fixture(scope="session")
+def codex_command():
+    """The path of the pinned Codex."""
+    return npm_packages(FOLDER) / "node_modules" / ".bin" / "codex"
+
+
+def codex_runner(command, tmp_path, url, key, model=MODEL):
+    """codex(prompt, more="lines of config.toml"): the events that it printed, in an empty folder of its own."""
+    home, folder = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    folder.mkdir()
+    nowhere = "http://127.0.0.1:9"
+    environment = {**clean_environment(), "HOME": str(home), "CODEX_HOME": str(home), "SPARKS_API_KEY": key,
+                   "HTTPS_PROXY": nowhere, "HTTP_PROXY": nowhere, "NO_PROXY": "127.0.0.1"}
+
+    def codex(prompt, more="", code=0):
+        (home / "config.toml").write_text(CONFIG.format(model=model, url=url, more=more))
+        line = [command, "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", prompt]
+        done = subprocess.run(line, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=90)
+        assert done.returncode == code, done.stderr[-3000:] + done.stdout[-3000:]
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    codex.home, codex.folder = home, folder
+    return codex
+
+
+@pytest.fixture
+def codex(shared, codex_command, tmp_path):
+    return codex_runner(codex_command, tmp_path, shared.url, shared.key)
+
+
+def items(events, kind):
+    return [event["item"] for event in events if event["type"] == "item.completed" and event["item"]["type"] == kind]
+
+
+def test_a_prompt(shared, codex):
+    shared.engine.play(*chat_chunks("Hello there", reasoning="Let me think", usage=True, cached=5))
+    events = codex("Say hello")
+    assert [item["text"] for item in items(events, "agent_message")] == ["Hello there"]
+    assert [item["text"] for item in items(events, "reasoning")] == ["Let me think"]
+    usage = events[-1]["usage"]
+    assert (usage["input_tokens"], usage["cached_input_tokens"], usage["output_tokens"], usage["reasoning_output_tokens"]) == (
+        15, 5, 7, 3)
+    request, = shared.engine.requests
+    sent = request.json()
+    assert [message["role"] for message in sent["messages"]] == ["system", "user", "user"]
+    assert {"exec_command", "multi_agent_v1__close_agent"} < {tool["function"]["name"] for tool in sent["tools"]}
+    assert "web_search" not in json.dumps(sent["tools"])
+
+
+def test_a_turn_with_a_tool(shared, codex):
+    shared.engine.play(*chat_chunks(None, reasoning="I look", tools=[("exec_command", ['{"cmd": "echo mark', 'er-$((40+2))"}'])],
+                                    usage=True))
+    shared.engine.play(*chat_chunks("It is done.", usage=True))
+    events = codex("Run it")
+    assert [item["aggregated_output"] for item in items(events, "command_execution")] == ["marker-42\n"]
+    assert [item["text"] for item in items(events, "agent_message")] == ["It is done."]
+    turn, result = shared.engine.requests[-1].json()["messages"][-2:]
+    assert turn["reasoning"] == "I look" and "marker-42" in result["content"]      # sealed, and back again
+    assert result["tool_call_id"] == turn["tool_calls"][0]["id"]
+
+
+def test_a_tool_in_a_namespace(shared, codex):
+    """Codex knows it by both names; it would say that there is no such tool."""
+    shared.engine.play(*chat_chunks(None, tools=[("multi_agent_v1__close_agent", {"target": "nobody"})], usage=True))
+    codex("Close it")
+    turn, result = shared.engine.requests[-1].json()["messages"][-2:]
+    assert turn["tool_calls"][0]["function"]["name"] == "multi_agent_v1__close_agent"
+    assert "invalid agent id nobody" in result["content"]
+
+
+def test_a_patch_as_a_custom_tool(shared, codex):
+    (codex.home / "catalog.json").write_text(json.dumps(CATALOG))
+    whole = json.dumps({"input": PATCH})
+    pieces = [whole[at:at + 7] for at in range(0, len(whole), 7)]
+    shared.engine.play(*chat_chunks(None, tools=[("apply_patch", pieces)], usage=True))
+    events = codex("Write it", f'model_catalog_json = "{codex.home}/catalog.json"')
+    assert [item["status"] for item in items(events, "file_change")] == ["completed"]
+    assert (codex.folder / "said.txt").read_text() == '"hi", é\n'
+    sent = shared.engine.requests[-1].json()
+    assert json.loads(sent["messages"][-2]["tool_calls"][0]["function"]["arguments"]) == {"input": PATCH}
+    assert sent["chat_template_kwargs"] == {"enable_thinking": True, "reasoning_effort": "high"} and sent["verbosity"] == "low"
+
+
+def test_a_picture(shared, codex):
+    """view_image gives its result as a picture, which a tool's message cannot hold."""
+    (codex.folder / "dot.png").write_bytes(base64.b64decode(PNG.partition(",")[2]))
+    shared.engine.play(*chat_chunks(None, tools=[("view_image", {"path": str(codex.folder / "dot.png")})], usage=True))
+    codex("Look at it")
+    result, picture = shared.engine.requests[-1].json()["messages"][-2:]
+    assert result["role"] == "tool" and picture["role"] == "user"
+    assert picture["content"][1]["image_url"]["url"].startswith("data:image/png;base64,")
+
+
+def test_a_stream_that_fails_is_tried_again(shared, codex):
+    shared.engine.play(Head(), *chat_chunks("Hello there")[:3], died(), DONE)
+    events = codex("Say hello")
+    assert any("EngineCore encountered an issue" in event.get("message", "") for event in events)
+    assert [item["text"] for item in items(events, "agent_message")] == ["Hello there"] and len(shared.engine.requests) == 2
+
+
+def test_a_refusal_is_shown(shared, codex):
+    shared.engine.play(refusal(400, "This prompt cannot be"))
+    events = codex("Say hello", code=1)
+    assert "This prompt cannot be" in events[-1]["error"]["message"] and len(shared.engine.requests) == 1
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("prompt, said", [("say @answer", "PINEAPPLE-4711"), ("say @tool", "")])
+def test_codex_and_real_vllm(gateway, vllm, codex_command, tmp_path, prompt, said):
+    """A prompt, and a turn with a tool (which Codex does not have, and says so). With --run-clients and --run-vllm."""
+    front = gateway(upstream=vllm, wait="alive").wait_ready()
+    codex = codex_runner(codex_command, tmp_path, front.url, front.key, "glm-tiny")
+    (codex.home / "catalog.json").write_text(json.dumps({"models": [
+        {**CATALOG["models"][0], "slug": "glm-tiny", "context_window": 32_000}]}))
+    for _ in range(3):                              # the tiny model does what it has learnt, but for a few times in a hundred
+        before = front.log.count("POST /v1/responses")
+        events = codex(prompt, f'model_catalog_json = "{codex.home}/catalog.json"')
+        assert events[-1]["type"] == "turn.completed" and events[-1]["usage"]["output_tokens"] > 0
+        turns = front.log.count("POST /v1/responses") - before
+        if said in items(events, "agent_message")[-1]["text"] and items(events, "reasoning") and turns == (1 if said else 2):
+            return
+    raise AssertionError(f"{turns} turns, and at last {events}")

@@ -1,0 +1,113 @@
+"""Real llama.cpp behind the real gateway."""
+import time
+
+import pytest
+
+from test_chat import PATH, deltas
+
+TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {
+    "type": "object", "properties": {"zone": {"type": "string", "maxLength": 4}}, "required": ["zone"]}}}
+
+
+@pytest.fixture(scope="module")
+def front(llama, stock, tmp_path_factory):
+    from conftest import Gateway
+    gateway = Gateway(tmp_path_factory.mktemp("front"), llama, stock, keepalive=0.2)
+    gateway.wait_alive().wait_ready()
+    yield gateway
+    gateway.stop()
+    gateway.check_log()
+
+
+def ask(**fields):
+    return {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12, **fields}
+
+
+def busy(llama):
+    """How many of the engine's slots are working, in its own words."""
+    from support.client import Client
+    return sum(slot["is_processing"] for slot in Client(llama).get("/slots").json())
+
+
+def test_model_and_its_context(front):
+    model, = front.client().get("/v1/models").json()["data"]
+    assert model["id"] == "tiny" and model["context_length"] > 0
+
+
+def test_plain(front):
+    body = front.client().post(PATH, ask()).json()
+    assert body["choices"][0]["finish_reason"] == "length" and body["usage"]["completion_tokens"] == 12
+
+
+def test_stream_with_usage(front):
+    answer = front.client().post(PATH, ask(stream=True, stream_options={"include_usage": True}))
+    events = [event for event in answer.events() if event.comment is None]
+    assert events[-1].data == "[DONE]" and events[-2].json()["usage"]["completion_tokens"] == 12
+
+
+@pytest.mark.parametrize("effort, thinks", [("none", False), ("high", True)])
+def test_reasoning_effort_reaches_the_template(front, effort, thinks):
+    found = deltas(front.client().post(PATH, ask(stream=True, reasoning_effort=effort)))
+    assert any(delta.get("reasoning") for delta in found) is thinks
+    assert all(delta.get("reasoning") == delta.get("reasoning_content") for delta in found)
+
+
+def test_prompt_too_long(front):
+    answer = front.client().post(PATH, ask(messages=[{"role": "user", "content": "x " * 20_000}]))
+    assert answer.status == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_image_for_a_text_model(front):
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    answer = front.client().post(PATH, ask(messages=[{"role": "user", "content": [image]}]))
+    assert answer.status == 400 and "image" in answer.json()["error"]["message"]
+
+
+def test_client_leaves(front, llama):
+    """A stream: llama.cpp itself notices a leaver of a plain request only when it writes the answer."""
+    connection = front.client().open()
+    connection.start("POST", PATH, ask(stream=True, max_tokens=3500))
+    wait(lambda: busy(llama) == 1)
+    connection.close()
+    began = time.monotonic()
+    wait(lambda: busy(llama) == 0)
+    assert time.monotonic() - began < 1
+
+
+def test_client_leaves_the_queue(llama, stock, tmp_path):
+    """One slot: who waits for it and leaves never reaches the engine."""
+    from conftest import Gateway
+    from test_limits import gauge
+    front = Gateway(tmp_path, llama, stock, max_active=1, keepalive=0.2)
+    try:
+        front.wait_alive().wait_ready()
+        first, second = front.client().open(), front.client().open()
+        first.start("POST", PATH, ask(stream=True, max_tokens=3500))
+        wait(lambda: busy(llama) == 1)
+        second.start("POST", PATH, ask(stream=True, max_tokens=3500))
+        wait(lambda: gauge(front, "sparks_queued ") == 1)
+        second.close()
+        wait(lambda: gauge(front, "sparks_queued ") == 0, 1)
+        first.close()
+        wait(lambda: busy(llama) == 0, 1)
+    finally:
+        front.stop()
+    front.check_log()
+
+
+def wait(true, seconds=5):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_responses(front, streams):
+    from test_responses import PATH as RESPONSES, said, whole
+    body = {"model": "tiny", "input": "Hello", "max_output_tokens": 12, "stream": streams,
+            "reasoning": {"effort": "high", "summary": "auto"}, "include": ["reasoning.encrypted_content"]}
+    answer = front.client().post(RESPONSES, body)
+    response = said(answer)[-1]["response"] if streams else whole(answer)
+    assert (response["status"], response["usage"]["output_tokens"]) == ("incomplete", 12)
+    assert [item["status"] for item in response["output"]] == ["incomplete"] and response["output"][0]["summary"][0]["text"]

@@ -1,0 +1,229 @@
+"""Embeddings as tables: a client's body in, the engine's payload out; an engine's answer in, the client's out."""
+import copy
+import json
+import math
+from array import array
+from base64 import b64decode, b64encode
+from dataclasses import replace
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from dialects import embeddings
+from errors import InvalidRequest, ModelNotFound, Refusal, UpstreamError
+from test_dialect_chat import HYPO, JSON, check_refusal, sent
+from engines.fleet import Model
+
+CHAT = Model("glm", "engine/glm")
+SMALL = Model("small", "engine/small", kind="embedding")
+HELLO = {"input": "Hello", "model": "small"}
+
+
+class Fleet:
+    """Knows a chat model, which is the default, and perhaps an embedding model."""
+
+    def __init__(self, *models):
+        self.loaded = models or (CHAT, SMALL)
+
+    def models(self):
+        return self.loaded
+
+    def find(self, name):
+        found = next((model for model in self.loaded if name in (None, model.id)), None)
+        if not found:
+            raise ModelNotFound("there is no such model", "model")
+        return found
+
+
+def read(body, *models):
+    return embeddings.read(body if isinstance(body, bytes) else json.dumps(body).encode(), Fleet(*models))
+
+
+def payload(**fields):
+    out = sent(read({**HELLO, **fields}))
+    assert out.pop("model") == "engine/small"
+    return out
+
+
+def refused(*models, **fields):
+    with pytest.raises(Refusal) as caught:
+        read({**HELLO, **fields}, *models)
+    return caught.value
+
+
+# ---- the request
+
+def test_a_plain_ask():
+    one = read(HELLO)
+    assert (one.path, one.stream, one.model) == ("/v1/embeddings", None, SMALL)
+    assert sent(one) == {"model": "engine/small", "input": "Hello", "encoding_format": "float"}
+
+
+@pytest.mark.parametrize("given, count", [
+    ("a", 1), ("", 1), (["a"], 1), ([""], 1), (["a", ""], 2), ([1, 2], 1), ([[1], [2, 3]], 2), (["x"] * 2048, 2048),
+    ("x" * (1 << 20), 1)], ids=lambda value: repr(value)[:20])
+def test_inputs(given, count):
+    one = read({**HELLO, "input": given})
+    assert sent(one)["input"] == given and one.extra["count"] == count
+
+
+@pytest.mark.parametrize("given", [None, [], 1, True, {}, [None], [True], [1.5], [-1], [1, "a"], ["a", 1], [[]], [["a"]],
+                                   [[1], "a"],
+                                   [[1], 2], [[[1]]], [{"text": "a"}]], ids=repr)
+def test_inputs_that_are_none(given):
+    check_refusal(refused(input=given), "input", "input")
+
+
+def test_no_chat_is_embedded():
+    """vLLM would take a body with both for a chat, and fetch its images."""
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}]
+    check_refusal(refused(messages=messages), "input", "send texts as input")
+    assert "messages" not in payload(messages=None)
+
+
+@pytest.mark.parametrize("form", [None, "float", "base64"])
+def test_forms(form):
+    """The engine is asked for what the client wants."""
+    assert payload(encoding_format=form) == {"input": "Hello", "encoding_format": form or "float"}
+
+
+@pytest.mark.parametrize("form", ["", "hex", "FLOAT", "x" * 9999, 1, True, [], {}])
+def test_forms_that_are_none(form):
+    error = refused(encoding_format=form)
+    check_refusal(error, "encoding_format", "float or base64")
+    assert len(error.message) < 200
+
+
+def test_dimensions_are_the_gateways():
+    one = read({**HELLO, "dimensions": 3})
+    assert "dimensions" not in sent(one) and one.extra["dimensions"] == 3
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, 2.0, True, "3", [], {}, 10 ** 30])
+def test_dimensions_that_are_none(value):
+    check_refusal(refused(dimensions=value), "dimensions", "positive whole number")
+
+
+def test_what_passes():
+    assert payload(user="x", truncate_prompt_tokens=5, odd=[None], stream=True, stream_options={}) == {
+        "input": "Hello", "encoding_format": "float", "user": "x", "truncate_prompt_tokens": 5, "odd": [None]}
+
+
+def test_which_model():
+    assert read({"input": "a"}).model is SMALL      # not the default, which is for chats
+    check_refusal(refused(model="glm"), "model", "glm is a chat model", "use small")
+    check_refusal(refused(CHAT, model="glm"), "model", "none is loaded here")
+    check_refusal(refused(CHAT, model=None), "model", "none is loaded here")
+    hidden = replace(SMALL, hidden=True)
+    check_refusal(refused(CHAT, hidden, model="glm"), "model", "none is loaded here")
+    assert read(HELLO, CHAT, hidden).model is hidden
+    with pytest.raises(ModelNotFound):
+        read({**HELLO, "model": "nothing"})
+    for name in (5, True, [], {}):
+        check_refusal(refused(model=name), "model")
+
+
+@HYPO
+@hypothesis.given(st.fixed_dictionaries({}, optional=dict.fromkeys(["input", "model", "encoding_format", "dimensions", "stream"],
+                                                                   JSON)),
+                  st.booleans())
+def test_any_body_is_sent_on_or_refused(fields, good):
+    try:
+        one = read({**fields, **(HELLO if good else {})})
+    except Refusal as error:
+        assert 400 <= error.status < 500 and error.message and json.loads(embeddings.refusal(error))["error"]["message"]
+    else:
+        sent(one)
+
+
+# ---- the answer
+
+VECTOR = [0.5, -0.25, 0.75, 0.125]
+USAGE = {"prompt_tokens": 3, "total_tokens": 3}
+
+
+def packed(numbers):
+    return b64encode(array("f", numbers).tobytes()).decode()
+
+
+def answer(*vectors, **more):
+    return {"object": "list", "model": "engine/small", "usage": USAGE,
+            "data": [{"object": "embedding", "index": n, "embedding": one} for n, one in enumerate(vectors)], **more}
+
+
+def written(given, **fields):
+    data, usage = embeddings.write(copy.deepcopy(given), read({**HELLO, **fields}))
+    return json.loads(data), usage
+
+
+@pytest.mark.parametrize("given", [VECTOR, packed(VECTOR), [VECTOR]], ids=["numbers", "base64", "nested"])
+@pytest.mark.parametrize("form, expected", [("float", VECTOR), ("base64", packed(VECTOR))])
+def test_forms_of_an_answer(given, form, expected):
+    assert written(answer(given), encoding_format=form) == (answer(expected), USAGE)
+
+
+def test_what_is_right_is_not_touched():
+    numbers = [0.1, 1e-30, -0.0, 1]                 # not cut to 32 bits
+    assert written(answer(numbers, VECTOR, odd=1), input=["a", "b"])[0] == answer(numbers, VECTOR, odd=1)
+
+
+def length(numbers):
+    return math.sqrt(sum(number * number for number in numbers))
+
+
+@pytest.mark.parametrize("given", [VECTOR, packed(VECTOR)], ids=["numbers", "base64"])
+@pytest.mark.parametrize("form", embeddings.FORMATS)
+@pytest.mark.parametrize("dimensions", [1, 2, 3, 4])
+def test_dimensions_of_an_answer(given, form, dimensions):
+    found = written(answer(given), encoding_format=form, dimensions=dimensions)[0]["data"][0]["embedding"]
+    numbers = array("f", b64decode(found)).tolist() if form == "base64" else found
+    part = VECTOR[:dimensions]
+    assert numbers == pytest.approx([number / length(part) for number in part]) and length(numbers) == pytest.approx(1)
+
+
+def test_nothing_has_no_length():
+    assert written(answer([0.0, 0.0, 1.0]), dimensions=2)[0]["data"][0]["embedding"] == [0, 0]
+
+
+def test_more_dimensions_than_there_are():
+    with pytest.raises(InvalidRequest) as caught:
+        written(answer(VECTOR), dimensions=5)
+    check_refusal(caught.value, "dimensions", "at most 4")
+
+
+def test_usage():
+    assert written(answer(VECTOR, usage=None))[0]["usage"] == {"prompt_tokens": 0, "total_tokens": 0}
+    assert written(answer(VECTOR, usage="x"))[1] is None
+
+
+@pytest.mark.parametrize("given", [
+    {}, {"data": None}, {"data": []}, {"data": "x"}, answer(VECTOR, VECTOR), answer(None), answer(""), answer([]), answer({}),
+    answer(5),
+    {"data": [None]}, {"data": ["x"]}, {"data": [{}]}, b"data: {}\n\n",
+], ids=lambda given: str(given)[:40])
+def test_answers_that_cannot_be_read(given):
+    with pytest.raises(UpstreamError):
+        written(given)
+
+
+@pytest.mark.parametrize("form", embeddings.FORMATS)
+@pytest.mark.parametrize("vector", ["!", "abc", "ü", ["a"], [None], [[1], 2], [[1], [2]], [{}], [10 ** 400], [1e39],
+                                    [math.nan, 1.0], [math.inf, -math.inf]], ids=repr)
+def test_vectors_that_cannot_be_read(vector, form):
+    with pytest.raises(UpstreamError):
+        written(answer(vector), encoding_format=form)
+
+
+@pytest.mark.parametrize("text", ["AAAA", packed([math.nan])])
+def test_other_numbers_in_base64(text):
+    """They pass as they are, and are no 32-bit floats to make anything of."""
+    assert written(answer(text), encoding_format="base64")[0] == answer(text)
+    for fields in ({}, {"encoding_format": "base64", "dimensions": 1}):
+        with pytest.raises(UpstreamError):
+            written(answer(text), **fields)
+
+
+def test_an_input_that_is_too_long():
+    error = json.loads(embeddings.refusal(InvalidRequest("too long", "messages", code="context_length_exceeded")))["error"]
+    assert error["param"] == "input"

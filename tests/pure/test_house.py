@@ -1,0 +1,163 @@
+"""The house's rules: what is pure stays pure, arrows run one way, functions fit on a page."""
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PURE = ["stream", "admission", "reasoning", "errors",
+        *sorted(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+                for path in (ROOT / "dialects").rglob("*.py"))]
+NOT_PURE = {"gevent", "socket", "ssl", "select", "selectors", "time", "threading", "subprocess", "asyncio", "requests",
+            "random", "secrets"}
+EFFECTS = {"gevent", "requests", "gunicorn", "flask", "peewee"}
+LINES = 45
+LONGER = {}                                         # function -> its lines, where there is a reason
+
+
+def sources():
+    """Our modules: not the tests, nor what was installed or built here."""
+    others = ("tests", "node_modules", "build", "dist")
+    folders = [folder for folder in ROOT.iterdir() if folder.is_dir() and folder.name not in others
+               and not folder.name.startswith((".", "_"))]
+    return sorted([*ROOT.glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))])
+
+
+SOURCES = sources()
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+
+def module(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+TREES = {module(path): ast.parse(path.read_bytes(), str(path)) for path in SOURCES}
+
+
+def imports(name):
+    """The modules that a module's own statements import, wherever they stand."""
+    found = set()
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" if f"{node.module}.{alias.name}" in TREES else node.module
+                      for alias in node.names}
+    return found
+
+
+def own(name):
+    """Those of them that are ours."""
+    return {part for part in imports(name) if part in TREES}
+
+
+def package(name):
+    return name.partition(".")[0]
+
+
+# ---- purity
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_modules_import_nothing_that_acts(name):
+    assert not {package(part) for part in imports(name)} & NOT_PURE
+
+
+def test_what_is_pure_brings_nothing_that_acts():
+    """Also by way of others: no event loop, no HTTP, no database is loaded by loading all of it."""
+    code = f"import sys, {', '.join(PURE)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
+                          timeout=30)
+    assert not {package(name) for name in done.stdout.split()} & EFFECTS
+
+
+def test_admission_and_stream_read_no_clock():
+    """Their clock is passed in."""
+    for name in ("stream", "admission"):
+        attributes = {node.attr for node in ast.walk(TREES[name]) if isinstance(node, ast.Attribute)}
+        assert not attributes & {"monotonic", "time", "sleep", "now", "utcnow", "perf_counter"}
+
+
+# ---- arrows
+
+# What may import what of ours; everything may read settings and errors. What is not listed may import whatever does not
+# lead back to it.
+ARROWS = {
+    "errors": set(),
+    "settings": {"reasoning"},
+    "reasoning": set(),
+    "stream": set(),
+    "admission": set(),
+    "routes": set(),
+    "sockets": set(),
+    "http1": {"sockets"},
+    "body": {"skeleton", "sockets"},
+    "exchange": {"sockets"},
+    "worker": {"exchange"},
+    "server": {"worker"},
+    "skeleton": set(),
+    "database": set(),
+    "ledger": {"database"},
+    "seal": {"database"},
+    "keys": {"database", "ledger", "admission", "reasoning"},
+    "log": set(),
+    "metrics": set(),
+    "pump": set(),
+    "upstream": {"http1", "stream"},
+    "images": {"http1"},
+    "call": {"images", "pump", "upstream", "admission", "ledger", "body", "http1", "stream"},
+    "dialects": {"stream", "reasoning", "dialects"},
+    "pages": {"reasoning", "routes", "pages"},
+    "sparks": {"database", "gateway", "log", "server"},
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_arrows(name):
+    allowed = ARROWS.get(package(name))
+    if allowed is not None:
+        assert {package(part) for part in own(name)} <= allowed | {"errors", "settings"}
+
+
+def test_no_circles():
+    done, path = set(), []
+
+    def visit(name):
+        assert name not in path, " → ".join([*path, name])
+        if name not in done:
+            path.append(name)
+            for part in sorted(own(name)):
+                visit(part)
+            done.add(path.pop())
+
+    for name in TREES:
+        visit(name)
+
+
+def test_call_and_dialects_do_not_know_each_other():
+    assert not [part for part in own("call") if package(part) == "dialects"]
+    assert not [name for name in TREES if package(name) == "dialects" and "call" in own(name)]
+
+
+def test_nobody_imports_the_app():
+    assert not [name for name in TREES if "sparks" in own(name)]
+
+
+# ---- the text itself
+
+@pytest.mark.parametrize("path", [*SOURCES, *TESTS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_compiles_on_the_oldest_python(path):
+    ast.parse(path.read_bytes(), str(path), feature_version=(3, 11))
+
+
+def test_functions_fit_on_a_page():
+    long = {f"{name}.{node.name}": node.end_lineno - node.lineno + 1 for name,
+            tree in TREES.items() for node in ast.walk(tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno - node.lineno >= LINES}
+    assert long == LONGER
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_modules_say_what_they_are_about(name):
+    assert ast.get_docstring(TREES[name]) or not TREES[name].body

@@ -1,0 +1,1052 @@
+"""Event streams as tables: these bytes of an engine in, exactly these for the client out, however they are cut."""
+import json
+import random
+import re
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+import stream as stream_module
+from support.engine import compact
+from errors import Refusal, UpstreamError, UpstreamTimeout
+from reasoning import FIELDS
+from stream import ChatStream, Events, Lead, data_of, dumps, leaked, loads
+
+WIRE = Path(__file__).parent.parent / "support" / "wire"
+BOTH, REASONING, CONTENT = FIELDS["both"], FIELDS["reasoning"], FIELDS["reasoning_content"]
+SIZES = (1, 2, 3, 7, 128, 1 << 20)
+DONE = b"data: [DONE]\n\n"
+BROKE_OFF = (502, "upstream_error", None,
+             "the engine broke off before the answer was finished; send the request again")
+UNREADABLE = (502, "upstream_error", None, "the engine sent an event that cannot be read")
+HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=200)
+
+
+# ---- an engine's events
+
+def sse(value):
+    return b"data: " + compact(value) + b"\n\n"
+
+
+def choice(delta, finish=None, index=0, **more):
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish, **more}
+
+
+def many(*choices, **more):
+    return sse({"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": list(choices),
+                **more})
+
+
+def ev(delta, finish=None, index=0, **more):
+    """An event with one choice, its fields in vLLM's order."""
+    return many(choice(delta, finish, index), **more)
+
+
+def llama(delta, finish=None, **more):
+    """The same in llama.cpp's order: the finish comes first."""
+    return sse({"choices": [{"finish_reason": finish, "index": 0, "delta": delta}], "created": 1, "id": "c1",
+                "model": "m",
+                "object": "chat.completion.chunk", **more})
+
+
+def text(content):
+    return ev({"content": content})
+
+
+USAGE = {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2}
+ROLE, HI, STOP = ev({"role": "assistant", "content": ""}), text("Hello"), ev({}, "stop")
+LONG = "x" * 5000
+
+
+# ---- the table
+
+class Case:
+    """One stream.
+
+    sent, got        the engine's bytes, the client's bytes before the last event
+    end              the last event, or (status, code, param, message) of the Refusal
+    tokens, figures  what the stream counted; None: not looked at / no usage
+    """
+
+    def __init__(self, sent, got, end=DONE, *, names=BOTH, usage=False, n=1, tokens=None, figures=None, over=None):
+        self.sent, self.got, self.end = sent, got, end
+        self.names, self.usage, self.n = names, usage, n
+        self.tokens, self.figures = tokens, figures
+        self.over = over if over is not None else b"[DONE]" in sent or end not in (DONE, BROKE_OFF)
+
+    def stream(self):
+        return ChatStream(self.names, self.usage, self.n)
+
+
+def replay(stream, data, cuts):
+    """Feed `data` cut at these places. Every answer must consist of whole events."""
+    out, places = [], [*cuts, len(data)]
+    for start, end in zip([0, *places], places):
+        if stream.over:
+            break
+        out.append(stream.feed(data[start:end]))
+        assert not out[-1] or out[-1].endswith(b"\n\n")
+    return b"".join(out)
+
+
+def every(size, data):
+    return range(size, len(data), size)
+
+
+def end_of(stream):
+    try:
+        return stream.end()
+    except Refusal as error:
+        return error.status, error.code, error.param, error.message
+
+
+def outcome(case, cuts):
+    """All that a stream shows of itself."""
+    stream = case.stream()
+    out = replay(stream, case.sent, cuts)
+    return out, stream.over, stream.usage, stream.tokens, end_of(stream)
+
+
+def check(case, cuts):
+    out, over, figures, tokens, end = outcome(case, cuts)
+    assert out == case.got
+    assert (over, figures, end) == (case.over, case.figures, case.end)
+    assert case.tokens in (None, tokens)
+
+
+CASES = {}
+
+
+def case(name, *args, **options):
+    assert name not in CASES
+    CASES[name] = Case(*args, **options)
+
+
+# -- how a stream goes and ends
+
+case("plain", ROLE + HI + text(" there") + STOP + DONE, ROLE + HI + text(" there") + STOP, tokens=3)
+case("no DONE", ROLE + HI + STOP, ROLE + HI + STOP, tokens=2)
+case("DONE without its blank line", ROLE + HI + STOP + b"data: [DONE]", ROLE + HI + STOP, over=False)
+case("DONE without a space", ROLE + STOP + b"data:[DONE]\n\n", ROLE + STOP)
+case("nothing follows DONE", ROLE + STOP + DONE + HI + DONE, ROLE + STOP, tokens=1)
+case("content and finish in one", ROLE + ev({"content": "Hello"}, "stop") + DONE,
+     ROLE + ev({"content": "Hello"}, "stop"),
+     tokens=1)
+case("finish: length", HI + ev({"content": "x"}, "length") + DONE, HI + ev({"content": "x"}, "length"))
+case("role and finish in the only event", ev({"role": "assistant", "content": "Hi"}, "stop"),
+     ev({"role": "assistant", "content": "Hi"}, "stop"))
+case("nothing", b"", b"", BROKE_OFF, tokens=0)
+case("only DONE", DONE, b"", BROKE_OFF, tokens=0)
+case("only comments", b": keep-alive\n\n" * 3, b"", BROKE_OFF, tokens=0)
+case("no finish, DONE", ROLE + HI + DONE, ROLE + HI, BROKE_OFF)
+case("no finish, no DONE", ROLE + HI, ROLE + HI, BROKE_OFF)
+case("no finish after quick events", ROLE + HI + text("a") * 3 + DONE, ROLE + HI + text("a") * 3, BROKE_OFF, tokens=4)
+case("cut within the finish", ROLE + HI + STOP[:-1], ROLE + HI, BROKE_OFF)
+case("cut within an event", ROLE + HI + text("more")[:40], ROLE + HI, BROKE_OFF)
+case("cut within a thought", ROLE + ev({"reasoning": "a"}) + DONE,
+     ROLE + ev({"reasoning": "a", "reasoning_content": "a"}), BROKE_OFF)
+case("finish_reason is missing", ROLE + HI + many({"index": 0, "delta": {"content": "x"}}) + STOP + DONE,
+     ROLE + HI + many({"index": 0, "delta": {"content": "x"}}) + STOP, tokens=3)
+case("a role alone is no token", ev({"role": "assistant"}) + HI + STOP + DONE, ev({"role": "assistant"}) + HI + STOP,
+     tokens=2)
+case("a refusal is a token", ROLE + ev({"refusal": "no"}) + STOP, ROLE + ev({"refusal": "no"}) + STOP, tokens=2)
+case("delta null", ROLE + HI + ev(None, "stop") + DONE, ROLE + HI + STOP)
+case("logprobs pass",
+     ROLE + many(choice({"content": "a"}) | {"logprobs": {"content": [{"token": "a", "logprob": -0.5}]}}) + STOP,
+     ROLE + many(choice({"content": "a"}) | {"logprobs": {"content": [{"token": "a", "logprob": -0.5}]}}) + STOP)
+case("unknown fields pass", ROLE + ev({"content": "a", "odd": [1, {"b": None}]}, more=1.5) + STOP,
+     ROLE + ev({"content": "a", "odd": [1, {"b": None}]}, more=1.5) + STOP)
+case("an event without choices passes", ROLE + sse({"id": "c1", "note": "x"}) + STOP,
+     ROLE + sse({"id": "c1", "note": "x"}) + STOP)
+case("llama.cpp's order", llama({"role": "assistant", "content": None}) + llama({"content": "Hello"})
+     + llama({"content": "!"})
+     + llama({}, "stop") + DONE,
+     llama({"role": "assistant", "content": None}) + llama({"content": "Hello"}) + llama({"content": "!"})
+     + llama({}, "stop"),
+     tokens=3)
+case("spaces in the JSON", b'data: {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": null}]}\n\n'
+     + STOP,
+     b'data: {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": null}]}\n\n' + STOP, tokens=2)
+case("a long event", ROLE + text(LONG) + text(LONG) + STOP + DONE, ROLE + text(LONG) + text(LONG) + STOP)
+
+# -- the grammar of events
+
+WHOLE, SAID = ROLE + HI + text(" a") + STOP + DONE, ROLE + HI + text(" a") + STOP
+for name, ending in {"CRLF": b"\r\n", "CR": b"\r"}.items():
+    case(name, WHOLE.replace(b"\n", ending), SAID)
+for name, blank in {"LF CRLF": b"\n\r\n", "CRLF LF": b"\r\n\n", "CR CRLF": b"\r\r\n", "CR LF LF": b"\r\n\n",
+                    "LF CR": b"\n\r",
+                    "CRLF CR": b"\r\n\r", "three LF": b"\n\n\n", "four CRLF": b"\r\n\r\n\r\n\r\n"}.items():
+    case(f"blank line of {name}", WHOLE.replace(b"\n\n", blank), SAID)
+case("every event ends in its own way", ROLE[:-2] + b"\r\n\r\n" + HI[:-2] + b"\r\r" + text("b")[:-2] + b"\n\r\n" + STOP
+     + DONE,
+     ROLE + HI + text("b") + STOP)
+case("a BOM", b"\xef\xbb\xbf" + WHOLE, SAID)
+case("a BOM before CRLF", b"\xef\xbb\xbf" + WHOLE.replace(b"\n", b"\r\n"), SAID)
+case("a BOM before a comment", b"\xef\xbb\xbf: hello\n\n" + WHOLE, SAID)
+case("blank lines first", b"\n\n\n" + WHOLE, SAID)
+case("comments between", b": a\n\n" + ROLE + b":b\n\n:\n\n" + HI + text(" a") + b": data: {\n\n" + STOP + DONE, SAID,
+     tokens=3)
+case("a comment in an event", ROLE + b": a\n" + HI + text(" a")[:-1] + b": b\n\n" + STOP + DONE, SAID)
+case("data without a space", WHOLE.replace(b"data: ", b"data:"), SAID)
+case("event and id", ROLE + b"event: message\nid: 7\n" + HI + text(" a")[:-1] + b"id: 8\nretry: 9\n\n" + STOP + DONE,
+     SAID)
+case("fields that only look like data", ROLE + b"database: 1\n\n" + b"data \n\n" + b" data: {}\n\n" + HI + text(" a")
+     + STOP, SAID)
+case("empty data", ROLE + b"data:\n\ndata: \n\ndata\n\n" + HI + text(" a") + STOP, SAID)
+case("data over several lines",
+     ROLE + b'data: {"choices": [{"index": 0,\ndata: "delta": {"content": "a\\nb"},\ndata:"finish_reason": null}]}\n\n'
+     + STOP,
+     ROLE + b'data: {"choices":[{"index":0,"delta":{"content":"a\\nb"},"finish_reason":null}]}\n\n' + STOP)
+case("the same after the first text",
+     ROLE + HI + b'data: {"choices":[{"index":0,\ndata: "delta":{"content":"b"},"finish_reason":null}]}\n\n' + STOP,
+     ROLE + HI + b'data: {"choices":[{"index":0,"delta":{"content":"b"},"finish_reason":null}]}\n\n' + STOP)
+SEPARATORS = "a\u2028b\u2029c\u0085d\x0b\x0c\x1c\x1d\x1e\u00a0e"
+for name, content in {"separators": SEPARATORS, "emoji": "\U0001f600 é", "zeros": "\x00\x7f"}.items():
+    case(f"{name} in a text", ROLE + text(content) + text(content) + STOP + DONE, ROLE + text(content) + text(content)
+         + STOP)
+case("raw VT and FF end no line", ROLE + b"event: a\x0bdata: b\x0cdata: c\xe2\x80\xa8data: d\xc2\x85data: e\n" + HI
+     + STOP, ROLE + HI + STOP)
+
+BAD = text("@")
+for name, broken in {"a lone byte": b"\xff", "a cut character": b"\xe2\x82", "a surrogate": b"\xed\xa0\xbd",
+                     "Latin-1": b"caf\xe9",
+                     "overlong": b"\xc0\xaf"}.items():
+    mended = broken.decode("utf-8", "replace")
+    sent, got = BAD.replace(b"@", broken), text(mended)
+    case(f"bad UTF-8 at the start: {name}", ROLE + sent + STOP + DONE, ROLE + got + STOP, tokens=2)
+    case(f"bad UTF-8 later: {name}", ROLE + HI + sent + STOP + DONE, ROLE + HI + got + STOP, tokens=3)
+    case(f"bad UTF-8 in a thought: {name}", ROLE + ev({"reasoning": "@"}).replace(b"@", broken) + STOP,
+         ROLE + ev({"reasoning": mended, "reasoning_content": mended}) + STOP)
+case("bad UTF-8 with the finish", HI + ev({"content": "@"}, "stop").replace(b"@", b"\xff"),
+     HI + ev({"content": "\ufffd"}, "stop"))
+case("a lone surrogate as an escape", ROLE + HI + text("@").replace(b"@", rb"\ud83d") + STOP,
+     ROLE + HI + text("@").replace(b"@", rb"\ud83d") + STOP)
+case("a lone surrogate in an event that changes", ROLE + ev({"content": "@"}, usage=USAGE).replace(b"@", rb"\ud83d")
+     + STOP,
+     ROLE + ev({"content": "@"}).replace(b"@", rb"\ud83d") + STOP, figures=USAGE)
+
+for name, data in {"no JSON": b"hello", "a list": b"[1]", "a string": b'"x"', "a number": b"5", "null": b"null",
+                   "half": b'{"a":',
+                   "two": b"{}{}", "nested without end": b"[" * 100000, "bytes": b"\xff\xfe",
+                   "DONE and more": b"[DONE] x"}.items():
+    case(f"no event: {name}", ROLE + HI + b"data: " + data + b"\n\n" + STOP + DONE, ROLE + HI, UNREADABLE)
+
+# -- usage
+
+FIGURES = many(usage=USAGE)
+NO_CHOICES = sse({"id": "c1", "usage": USAGE})
+for asked in (False, True):
+    def then(kept):
+        return kept if asked else b""
+
+    word, options = ("asked" if asked else "not asked"), {"usage": asked, "figures": USAGE}
+    case(f"usage {word}, choices []", ROLE + HI + STOP + FIGURES + DONE, ROLE + HI + STOP + then(FIGURES), **options,
+         tokens=2)
+    case(f"usage {word}, no choices", ROLE + HI + STOP + NO_CHOICES + DONE,
+         ROLE + HI + STOP + then(sse({"id": "c1", "usage": USAGE, "choices": []})), **options)
+    case(f"usage {word}, choices null", ROLE + HI + STOP + sse({"choices": None, "usage": USAGE}) + DONE,
+         ROLE + HI + STOP + then(sse({"choices": [], "usage": USAGE})), **options)
+    case(f"usage {word}, with a finish", ROLE + HI + ev({}, "stop", usage=USAGE) + DONE,
+         ROLE + HI + (ev({}, "stop", usage=USAGE) if asked else STOP), **options)
+    case(f"usage {word}, in every chunk", ROLE + ev({"content": "a"}, usage={"prompt_tokens": 1})
+         + ev({}, "stop", usage=USAGE) + DONE,
+         ROLE + (ev({"content": "a"}, usage={"prompt_tokens": 1}) + ev({}, "stop", usage=USAGE) if asked else text("a")
+                 + STOP), **options)
+    case(f"usage {word}, null in every chunk", ROLE + ev({"content": "a"}, usage=None)
+         + ev({"content": "b"}, usage=None)
+         + ev({}, "stop", usage=None) + FIGURES + DONE,
+         ROLE + (ev({"content": "a"}, usage=None) + ev({"content": "b"}, usage=None) + ev({}, "stop", usage=None)
+                 + FIGURES if asked
+                 else text("a") + text("b") + STOP), **options)
+    case(f"usage {word}, before a cut", ROLE + ev({"content": "a"}, usage=USAGE),
+         ROLE + (ev({"content": "a"}, usage=USAGE) if asked else text("a")), BROKE_OFF, **options)
+    case(f"usage {word}, none came", ROLE + HI + STOP + DONE, ROLE + HI + STOP, usage=asked)
+    case(f"usage {word}, llama.cpp's with timings", llama({"content": "a"}) + llama({}, "stop")
+         + sse({"choices": [], "created": 1, "usage": USAGE, "timings": {"cache_n": 24}}) + DONE,
+         llama({"content": "a"}) + llama({}, "stop")
+         + then(sse({"choices": [], "created": 1, "usage": USAGE, "timings": {"cache_n": 24}})), **options)
+
+# -- errors
+
+ERRORS = {
+    "vLLM's": ({"error": {"message": "it died", "type": "InternalServerError", "param": None, "code": 500}},
+               (500, "upstream_error", None, "it died")),
+    "a string": ({"error": "it died"}, (502, "upstream_error", None, "it died")),
+    "old vLLM's": ({"object": "error", "message": "too bad", "type": "BadRequestError", "param": "n", "code": 400},
+                   (400, "invalid_request", "n", "too bad")),
+    "a code as text": ({"error": {"message": "too bad", "code": "400"}}, (400, "invalid_request", None, "too bad")),
+    "a word as code": ({"error": {"message": "too bad", "code": "odd_word"}}, (502, "upstream_error", None, "too bad")),
+    "too many": ({"error": {"message": "slow down", "code": 429}}, (429, "rate_limit_exceeded", None, "slow down")),
+    "without a message": ({"error": {"message": None, "code": 500}},
+                          (500, "upstream_error", None, "the engine answered with status 500")),
+    "HTML": ({"error": {"message": "<html><body>nginx", "code": 500}},
+             (500, "upstream_error", None, "the engine answered with status 500")),
+    "true": ({"error": True}, (502, "upstream_error", None, "the engine answered with status 502")),
+    "a code out of range": ({"error": {"message": "it died", "code": 7}}, (502, "upstream_error", None, "it died")),
+    "a float as code": ({"error": {"message": "it died", "code": 5e2}}, (502, "upstream_error", None, "it died")),
+    "with choices": ({"id": "c1", "choices": [], "error": {"message": "it died"}},
+                     (502, "upstream_error", None, "it died")),
+    "too long": ({"error": {"message": "the maximum context length is 10 tokens", "code": 400}},
+                 (400, "context_length_exceeded", "messages", "the maximum context length is 10 tokens")),
+    "the gateway's key": ({"error": {"message": "bad key sk-1", "code": 401}},
+                          (502, "upstream_error", None,
+                           "the engine refused the gateway's own key; tell the operator to check "
+                           "SPARKS_UPSTREAM_KEY")),
+}
+for name, (error, refusal) in ERRORS.items():
+    case(f"error: {name}", ROLE + HI + sse(error), ROLE + HI, refusal)
+    case(f"error first: {name}", sse(error) + DONE, b"", refusal, tokens=0)
+DIED, IT_DIED = sse({"error": {"message": "it died", "code": 500}}), (500, "upstream_error", None, "it died")
+case("error, then DONE", ROLE + HI + DIED + DONE, ROLE + HI, IT_DIED)
+case("error, then text", ROLE + HI + DIED + HI + STOP + DONE, ROLE + HI, IT_DIED)
+case("error after the finish", ROLE + HI + STOP + DIED + DONE, ROLE + HI + STOP, IT_DIED)
+case("error as a named event", ROLE + b"event: error\n" + DIED + DONE, ROLE, IT_DIED)
+case("error null is none", ROLE + ev({"content": "a"}, error=None) + ev({"content": "b"}, error=None) + STOP,
+     ROLE + ev({"content": "a"}, error=None) + ev({"content": "b"}, error=None) + STOP, tokens=3)
+case("error in a longer stream's bytes", ROLE + HI + text("a") * 20 + DIED, ROLE + HI + text("a") * 20, IT_DIED)
+
+# -- reasoning
+
+THINKS = {"reasoning": {"reasoning": "a"}, "reasoning_content": {"reasoning_content": "a"},
+          "both": {"reasoning": "a", "reasoning_content": "a"},
+          "reasoning and null": {"reasoning": "a", "reasoning_content": None},
+          "null and reasoning_content": {"reasoning": None, "reasoning_content": "a"}}
+for setting, wanted in FIELDS.items():
+    names = dict(names=wanted)
+    out = dict.fromkeys(wanted, "a")
+    for name, delta in THINKS.items():
+        case(f"{name} as {setting}", ROLE + ev(delta) + ev(delta) + HI + STOP + DONE, ROLE + ev(out) + ev(out) + HI
+             + STOP, **names, tokens=4)
+        case(f"{name} with content as {setting}", ROLE + ev({"content": "x", **delta}) + STOP,
+             ROLE + ev({"content": "x", **out}) + STOP, **names)
+        case(f"{name} with content and finish as {setting}", ROLE + ev({"content": "x", **delta}, "stop"),
+             ROLE + ev({"content": "x", **out}, "stop"), **names, tokens=1)
+    for nulls in ({"reasoning": None}, {"reasoning_content": None}, {"reasoning": None, "reasoning_content": None}):
+        case(f"{' and '.join(nulls)} null as {setting}", ROLE + ev({"content": "x", **nulls}) * 2
+             + ev({**nulls}, "stop"),
+             ROLE + text("x") * 2 + STOP, **names, tokens=3)
+    case(f"empty reasoning as {setting}", ROLE + ev({"content": "x", "reasoning": ""}) * 2 + STOP,
+         ROLE + text("x") * 2 + STOP, **names)
+    case(f"llama.cpp's reasoning as {setting}", llama({"role": "assistant", "content": None})
+         + llama({"reasoning_content": "a"})
+         + llama({"content": "b"}) + llama({}, "stop"),
+         llama({"role": "assistant", "content": None}) + llama(out) + llama({"content": "b"}) + llama({}, "stop"),
+         **names, tokens=3)
+    case(f"reasoning with the role as {setting}", ev({"role": "assistant", "reasoning": "a"}) + HI + STOP,
+         ev({"role": "assistant", **out}) + HI + STOP, **names)
+    case(f"a finish while thinking as {setting}", ROLE + ev({"reasoning": "a"}, "length") + DONE,
+         ROLE + ev(out, "length"), **names)
+
+# -- thinking that leaked into content: exact bytes for some; the rest below by what it adds up to
+
+THOUGHT = {"reasoning": "hm", "reasoning_content": "hm"}
+case("a leak in one event", ROLE + text("<think>hm</think>\n\nHello") + text("!") + STOP,
+     ROLE + ev({"content": "Hello", **THOUGHT}) + text("!") + STOP, tokens=3)
+case("a leak under one name", ROLE + text("<think>hm</think>\n\nHello") + STOP,
+     ROLE + ev({"content": "Hello", "reasoning": "hm"}) + STOP, names=REASONING)
+case("a leak in events of its own", ROLE + text("<think>") + text("hm") + text("</think>") + text("\n\n")
+     + text("Hello") + STOP,
+     ROLE + ev(THOUGHT) + text("Hello") + STOP, tokens=3)
+case("a leak with the role", ev({"role": "assistant", "content": "<think>"}) + text("hm</think>Hello") + STOP,
+     ev({"role": "assistant", "content": ""}) + ev({"content": "Hello", **THOUGHT}) + STOP)
+case("tags cut", ROLE + text("<thi") + text("nk>hm</") + text("think>") + text("Hello") + STOP,
+     ROLE + ev(THOUGHT) + text("Hello") + STOP)
+case("a tag that was none", ROLE + text("<thin") + text("g>") + STOP, ROLE + text("<thing>") + STOP)
+case("half a tag at the end", ROLE + text("<thin") + STOP + DONE, ROLE + ev({"content": "<thin"}, "stop"), tokens=1)
+case("half a tag with the finish", ROLE + ev({"content": "<thin"}, "stop"), ROLE + ev({"content": "<thin"}, "stop"))
+case("spaces alone", ROLE + text(" ") + text("\n") + STOP, ROLE + ev({"content": " \n"}, "stop"))
+case("spaces, then text", ROLE + text("  ") + text("Hello") + STOP, ROLE + text("  Hello") + STOP)
+case("never closed, finish length", ROLE + text("<think>") + text("hm") + ev({}, "length"),
+     ROLE + ev(THOUGHT) + ev({}, "length"))
+case("never closed, half a closing tag", ROLE + text("<think>hm</th") + ev({}, "length"),
+     ROLE + ev(THOUGHT) + ev({"reasoning": "</th", "reasoning_content": "</th"}, "length"))
+case("an empty thought", ROLE + text("<think></think>Hello") + STOP, ROLE + HI + STOP)
+case("an empty thought and no answer", ROLE + text("<think>") + text("</think>") + STOP, ROLE + STOP)
+case("tags quoted later", ROLE + HI + text("<think>") + text("a</think>b") + STOP, ROLE + HI + text("<think>")
+     + text("a</think>b") + STOP)
+case("a second thought is a quotation", ROLE + text("<think>hm</think>Hello") + text("<think>x</think>") + STOP,
+     ROLE + ev({"content": "Hello", **THOUGHT}) + text("<think>x</think>") + STOP)
+case("a leak with logprobs keeps them", ROLE + many(choice({"content": "<think>"}) | {"logprobs": {"content": []}})
+     + text("hm</think>Hello") + STOP,
+     ROLE + many(choice({}) | {"logprobs": {"content": []}}) + ev({"content": "Hello", **THOUGHT}) + STOP)
+case("a leak beside reasoning", ROLE + ev({"reasoning": "so", "content": "<think>hm</think>Hello"}) + STOP,
+     ROLE + ev({"content": "Hello", "reasoning": "sohm", "reasoning_content": "sohm"}) + STOP)
+case("a leak that is cut off", ROLE + text("<think>hm") + DONE, ROLE + ev(THOUGHT), BROKE_OFF)
+
+# -- several choices
+
+R2 = ROLE + ev({"role": "assistant", "content": ""}, index=1)
+B, STOP1 = ev({"content": "b"}, index=1), ev({}, "stop", 1)
+case("n=2", R2 + HI + B + STOP + B + STOP1 + DONE, R2 + HI + B + STOP + B + STOP1, n=2, tokens=5)
+case("n=2, one without a finish", R2 + HI + B + STOP + B + DONE, R2 + HI + B + STOP + B, BROKE_OFF, n=2)
+case("n=2 in one event", R2 + many(choice({"content": "a"}), choice({"content": "b"}, index=1))
+     + many(choice({}, "stop"), choice({}, "length", 1)),
+     R2 + many(choice({"content": "a"}), choice({"content": "b"}, index=1))
+     + many(choice({}, "stop"), choice({}, "length", 1)), n=2)
+case("n=2 in one event, one of them held back", many(choice({"content": "<think>"}), choice({"content": "b"}, index=1))
+     + many(choice({"content": "hm</think>a"}, "stop"), choice({}, "stop", 1)),
+     many(choice({"content": "b"}, index=1)) + many(choice({"content": "a", **THOUGHT}, "stop"), choice({}, "stop", 1)),
+     n=2)
+case("n=2, reasoning", R2 + ev({"reasoning": "hm"}) + ev({"reasoning": "hm"}, index=1) + STOP + STOP1,
+     R2 + ev(THOUGHT) + ev(THOUGHT, index=1) + STOP + STOP1, n=2)
+case("n=2, both leak", R2 + text("<think>") + ev({"content": "<think>h"}, index=1) + text("hm</think>")
+     + ev({"content": "m</think>b"}, index=1)
+     + HI + STOP + STOP1,
+     R2 + ev({"reasoning": "h", "reasoning_content": "h"}, index=1) + ev(THOUGHT)
+     + ev({"content": "b", "reasoning": "m", "reasoning_content": "m"}, index=1) + HI + STOP + STOP1, n=2)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_table(name):
+    one = CASES[name]
+    for size in SIZES:
+        check(one, every(size, one.sent))
+
+
+def test_every_single_cut():
+    """One cut at every place of the shorter streams."""
+    for one in CASES.values():
+        whole = outcome(one, [])
+        for at in range(1, len(one.sent) if len(one.sent) < 500 else 0):
+            assert outcome(one, [at]) == whole
+
+
+@HYPO
+@hypothesis.given(st.sampled_from(sorted(CASES)), st.lists(st.floats(0, 1), max_size=12))
+def test_any_cuts(name, places):
+    one = CASES[name]
+    assert outcome(one, sorted(int(place * len(one.sent)) for place in places)) == outcome(one, [])
+
+
+def test_what_leaves_is_utf8_and_json():
+    for one in CASES.values():
+        for event in one.stream().feed(one.sent).decode().split("\n\n"):
+            assert not event or isinstance(json.loads(event.removeprefix("data: ")), dict)
+
+
+# ---- texts that look like fields
+
+LOOKALIKES = [
+    '"reasoning":"x"', '"reasoning_content":"x"', "reasoning", "reasoning_content", '"usage"', "usage", '"usage":null',
+    '"finish_reason":null', '"finish_reason":"stop"', "finish_reason", '"error"', "error", '"error":{"message":"x"}',
+    '"tool_calls"',
+    "tool_calls", '"tool_calls":[]', "content", '"content":"x"', "data: [DONE]", "[DONE]", "data: [DONE]\n\n", "\n\n",
+    "\r\n\r\n", ": x",
+    "\\", '\\"', '"', '\\\\"', '"reasoning":"', '\\"reasoning\\":\\"x\\"', '{"choices":[]}', "</think>",
+    "a<think>b</think>", "\\u0022",
+    SEPARATORS, "\U0001f600\u0301", "ends with \\",
+]
+
+
+@pytest.mark.parametrize("ascii", [False, True])
+@pytest.mark.parametrize("looks", LOOKALIKES)
+def test_lookalikes(looks, ascii):
+    def send(delta, finish=None):
+        chunk = {"id": "c1", "choices": [choice(delta, finish)]}
+        return b"data: " + json.dumps(chunk, ensure_ascii=ascii, separators=(",", ":")).encode() + b"\n\n"
+
+    sent = [{"role": "assistant", "content": ""}, {"reasoning": looks}, {"reasoning": "so"}, {"content": "Well"},
+            {"content": looks},
+            {"content": looks, "reasoning": looks}, {"content": "so"}]
+    for names in FIELDS.values():
+        stream = ChatStream(names)
+        out = b"".join(stream.feed(send(delta)) for delta in sent) + stream.feed(send({}, "stop"))
+        expected = [{**{name: value for name, value in delta.items() if name != "reasoning"},
+                     **({name: delta["reasoning"] for name in names} if "reasoning" in delta else {})}
+                    for delta in sent]
+        assert [chunk["choices"][0]["delta"] for chunk in events_of(out)] == [*expected, {}]
+        assert stream.tokens == 7 and stream.usage is None and stream.end() == DONE
+
+
+@pytest.mark.parametrize("looks", LOOKALIKES)
+def test_lookalikes_in_content_keep_their_bytes(looks):
+    sent = ROLE + HI + text(looks) + ev({"content": looks}, "stop")
+    assert ChatStream().feed(sent) == sent
+
+
+# ---- what a client makes of it
+
+def events_of(out):
+    """The JSON of a stream as a strict client reads it: UTF-8, lines ended by CR, LF or CRLF, blank lines between."""
+    events, data = [], []
+    for line in re.split("\r\n|\r|\n", out.decode()):
+        if not line and data:
+            events.append(json.loads("\n".join(data)))
+            data = []
+        elif line.startswith("data:"):
+            data.append(line[5:].removeprefix(" "))
+    assert not data
+    return events
+
+
+def client(out, index=0):
+    """(reasoning, content, calls, finish) as a client that reads `reasoning` accumulates them."""
+    reasoning, content, calls, finish = "", "", {}, None
+    for event in events_of(out):
+        for choice in event["choices"]:
+            if choice["index"] != index:
+                continue
+            delta = choice["delta"]
+            assert delta.get("reasoning") == delta.get("reasoning_content")
+            reasoning, content = reasoning + delta.get("reasoning", ""), content + (delta.get("content") or "")
+            finish = choice["finish_reason"] or finish
+            for piece in delta.get("tool_calls") or []:
+                add_call(calls, piece)
+    return reasoning, content, calls, finish
+
+
+def add_call(calls, piece):
+    """As clients do: the index tells the calls apart; a new id on a known index would be taken for a new call."""
+    call = calls.setdefault(piece["index"], {"id": piece.get("id"), "name": "", "arguments": ""})
+    assert call["id"] and piece.get("id") in (None, call["id"])
+    function = piece.get("function") or {}
+    call["name"] = call["name"] or function.get("name") or ""
+    call["arguments"] += function.get("arguments") or ""
+
+
+def said(pieces, finish="stop", last=None, make=ev):
+    """What a client has after an engine said these pieces of content."""
+    stream = ChatStream()
+    out = stream.feed(make({"role": "assistant", "content": ""})
+                      + b"".join(make({"content": piece}) for piece in pieces)
+                      + make(last or {}, finish) + DONE)
+    assert stream.end() == DONE
+    reasoning, content, calls, ended = client(out)
+    assert (calls, ended) == ({}, finish)
+    return reasoning, content
+
+
+LEAKS = [
+    ("<think>hm</think>Hello", "hm", "Hello"),
+    ("<think>hm</think>\n\nHello\n", "hm", "Hello\n"),
+    ("\n <think>hm</think> Hello", "hm", "Hello"),
+    ("<think>\nhm\n</think>\n\nHello", "\nhm\n", "Hello"),
+    ("<think></think>Hello", "", "Hello"),
+    ("<think>\n\n</think>\n\nHello", "\n\n", "Hello"),
+    ("<think>hm", "hm", ""),
+    ("<think>hm</thin", "hm</thin", ""),
+    ("<think>a</thin</think>b", "a</thin", "b"),
+    ("<think>a < b </ c</think>d", "a < b </ c", "d"),
+    ("<think><think>a</think>b", "<think>a", "b"),
+    ("<think>a</think></think>b", "a", "</think>b"),
+    ("<think>a</think>b<think>c</think>", "a", "b<think>c</think>"),
+    ("Hello <think>a</think>", "", "Hello <think>a</think>"),
+    ("`<think>` opens", "", "`<think>` opens"),
+    ("<thin", "", "<thin"), ("<thinking>a", "", "<thinking>a"), ("<", "", "<"), ("<<think>a", "", "<<think>a"),
+    (" \n", "", " \n"), (" <", "", " <"), ("  a", "", "  a"), ("<Think>a</Think>", "", "<Think>a</Think>"),
+    ("a</think>b", "", "a</think>b"), ("", "", ""),
+]
+
+
+@pytest.mark.parametrize("whole, reasoning, content", LEAKS)
+def test_leaks_cut_anywhere(whole, reasoning, content):
+    cuts = [(i, j) for i in range(len(whole) + 1) for j in range(i, len(whole) + 1)]
+    for i, j in cuts:
+        pieces = [piece for piece in (whole[:i], whole[i:j], whole[j:]) if piece]
+        assert said(pieces) == (reasoning, content)
+        if pieces:
+            assert said(pieces[:-1], "length", {"content": pieces[-1]}, llama) == (reasoning, content)
+    assert said(list(whole)) == (reasoning, content)
+
+
+SNIPPETS = st.sampled_from([*LOOKALIKES, "<think>", "</think>", "<thi", "</thin", "nk>", " ", "\n"])
+TEXTS = st.lists(SNIPPETS | st.text(max_size=8), max_size=5).map("".join)
+CUTS = st.lists(st.floats(0, 1), max_size=6)
+
+
+def cut(whole, places):
+    at = sorted({0, len(whole), *(int(place * len(whole)) for place in places)})
+    return [whole[start:end] for start, end in zip(at, at[1:])]
+
+
+@HYPO
+@hypothesis.given(thought=TEXTS, content=TEXTS, leak=st.booleans(), cuts=CUTS, byte_cuts=CUTS,
+                  style=st.tuples(st.booleans(), st.sampled_from([(",", ":"), (", ", ": ")]), st.booleans()))
+def test_what_the_engine_meant_arrives(thought, content, leak, cuts, byte_cuts, style):
+    """Any texts, thought as a field or as a leak, any cut of the texts and of the bytes, any way to write the JSON."""
+    hypothesis.assume("</think>" not in thought if leak else not content.lstrip().startswith("<think>"))
+    if leak:
+        content = content.lstrip()
+        deltas = [{"content": piece} for piece in cut(f"<think>{thought}</think>\n{content}", cuts)]
+    else:
+        deltas = [*({"reasoning_content": piece} for piece in cut(thought, cuts)),
+                  *({"content": piece} for piece in cut(content, cuts))]
+    ascii, separators, together = style
+    ends = [choice(delta) for delta in [{"role": "assistant"}, *deltas]] + [choice({}, "stop")]
+    if together and deltas:
+        ends[-2:] = [choice(deltas[-1], "stop")]
+    sent = b"".join(b"data: " + json.dumps({"id": "c1", "choices": [end]}, ensure_ascii=ascii,
+                                           separators=separators).encode() + b"\n\n"
+                    for end in ends)
+    stream = ChatStream()
+    out = replay(stream, sent, sorted(int(place * len(sent)) for place in byte_cuts))
+    assert stream.end() == DONE
+    assert client(out) == (thought, content, {}, "stop")
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.text(max_size=3),
+                    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+                    max_leaves=4)
+FIELD_NAMES = st.sampled_from(["index", "delta", "finish_reason", "logprobs", "content", "reasoning", "role",
+                               "tool_calls", "id", "choices",
+                               "function", "name", "arguments", "usage", "error", "message", "code", "detail", "object",
+                               "type"])
+
+
+def objects(inner):
+    return st.dictionaries(FIELD_NAMES, inner, max_size=4)
+
+
+ODD_CALL = objects(JSON | objects(JSON))
+ODD_DELTA = st.fixed_dictionaries({"tool_calls": JSON | st.lists(ODD_CALL, max_size=3)},
+                                  optional={"content": JSON, "reasoning": JSON, "role": JSON})
+ODD_CHOICE = st.fixed_dictionaries({"delta": JSON | ODD_DELTA},
+                                   optional={"index": JSON, "finish_reason": JSON, "logprobs": JSON})
+ODD_CHUNK = st.fixed_dictionaries({"choices": st.lists(ODD_CHOICE | JSON, max_size=2)},
+                                  optional={"id": JSON, "usage": JSON})
+ODD_ERROR = st.fixed_dictionaries({"error": JSON | objects(JSON | st.lists(objects(JSON), max_size=2))})
+
+
+@HYPO
+@hypothesis.given(st.lists(ODD_CHUNK | ODD_ERROR | JSON, max_size=3), st.booleans(), st.sampled_from([1, 2]))
+def test_an_engine_that_talks_nonsense_is_no_fault_of_ours(chunks, usage, n):
+    """Whatever JSON an engine sends: what leaves is JSON, and the end is an end or a Refusal."""
+    stream = ChatStream(usage=usage, n=n)
+    events_of(stream.feed(ROLE + b"".join(map(sse, chunks))))
+    end_of(stream)
+
+
+@pytest.mark.parametrize("delta", [
+    {"tool_calls": [{"index": [], "id": "a", "function": {"name": "f"}}]},
+    {"tool_calls": [{"index": 0, "id": {"a": 1}, "function": {"name": "f"}}]},
+    {"tool_calls": [{"index": 0, "id": "a", "function": "f"}]},
+    {"tool_calls": [{"index": 0, "id": "a", "function": ["f"]}]},
+    {"tool_calls": [None, "x", 5]},
+    {"tool_calls": 5},
+    {"tool_calls": {"index": 0}},
+    {"content": 5}, {"content": [{"type": "text", "text": "a"}]}, {"reasoning": 5}, {"role": []},
+])
+def test_odd_deltas(delta):
+    stream = ChatStream()
+    assert events_of(stream.feed(ROLE + ev(delta) + STOP + DONE))
+    assert end_of(stream) == DONE or end_of(stream)[0] == 502
+
+
+@pytest.mark.parametrize("error", [
+    {"message": [{"loc": 5, "msg": "x"}]}, {"message": [{"loc": None}]}, {"message": {"a": 1}}, {"code": []},
+    {"code": {}}, {"param": 5},
+    {"code": True}, {"code": -1}, {"code": 200}, {"code": "9" * 5000}, {"code": "\u00b2"}, {"type": []}, [], ["x"], 5,
+])
+def test_odd_errors(error):
+    stream = ChatStream()
+    stream.feed(ROLE + sse({"error": error or {"message": ""}, "choices": []}))
+    status, code, param, message = end_of(stream)
+    assert 400 <= status < 600 and isinstance(code, str) and isinstance(message, str) and isinstance(param, str | None)
+
+
+# ---- tool calls
+
+def piece(name=None, arguments=None, **fields):
+    function = {name: value for name, value in (("name", name), ("arguments", arguments)) if value is not None}
+    return {**fields, **({"function": function} if function else {})}
+
+
+def calls(*deltas, index=0):
+    """Events, one for each list of pieces."""
+    return b"".join(ev({"tool_calls": list(pieces)}, index=index) for pieces in deltas)
+
+
+def placed(*deltas, n=1, index=0, finish="tool_calls"):
+    stream = ChatStream(n=n)
+    out = stream.feed(ev({"role": "assistant", "content": None}, index=index) + calls(*deltas, index=index)
+                      + ev({}, finish, index) + DONE)
+    assert stream.end() == DONE
+    reasoning, content, found, ended = client(out, index)
+    assert (reasoning, content, ended) == ("", "", finish)
+    assert list(found) == list(range(len(found)))
+    return [tuple(call.values()) for call in found.values()]
+
+
+def f(**fields):
+    return piece("f", None, **fields)
+
+
+def g(**fields):
+    return piece("g", None, **fields)
+
+
+def args(text, **fields):
+    return piece(None, text, **fields)
+
+
+TWO = [("A", "f", "12"), ("B", "g", "34")]
+CALLS = {
+    "vLLM's": [[f(id="A", index=0)], [args("1", index=0)], [args("2", index=0)], [g(id="B", index=1)],
+               [args("3", index=1)], [args("4", index=1)]],
+    "whole in one": [[piece("f", "12", id="A", index=0), piece("g", "34", id="B", index=1)]],
+    "no index": [[f(id="A")], [args("1")], [args("2")], [g(id="B")], [args("3")], [args("4")]],
+    "no index, whole": [[piece("f", "12", id="A")], [piece("g", "34", id="B")]],
+    "no index, whole in one": [[piece("f", "12", id="A"), piece("g", "34", id="B")]],
+    "index null": [[f(id="A", index=None)], [args("12", index=None)], [g(id="B", index=None)],
+                   [args("34", index=None)]],
+    "two ids on one index": [[f(id="A", index=0)], [args("12", index=0)], [g(id="B", index=0)], [args("34", index=0)]],
+    "two ids on one index, whole": [[piece("f", "12", id="A", index=0)], [piece("g", "34", id="B", index=0)]],
+    "two ids on one index, in one event": [[piece("f", "12", id="A", index=0), piece("g", "34", id="B", index=0)]],
+    "the id on each piece": [[f(id="A", index=0)], [args("1", id="A", index=0)], [args("2", id="A", index=0)],
+                             [g(id="B", index=1)],
+                             [args("34", id="B", index=1)]],
+    "the id on each piece, one index": [[f(id="A", index=0)], [args("12", id="A", index=0)], [g(id="B", index=0)],
+                                        [args("34", id="B", index=0)]],
+    "the id on each piece, no index": [[f(id="A")], [args("12", id="A")], [g(id="B")], [args("34", id="B")]],
+    "the id on each piece, interleaved, no index": [[f(id="A")], [g(id="B")], [args("1", id="A")], [args("3", id="B")],
+                                                    [args("2", id="A")],
+                                                    [args("4", id="B")]],
+    "id and name on each piece": [[f(id="A", index=0)], [piece("f", "12", id="A", index=0)],
+                                  [piece("g", "3", id="B", index=1)],
+                                  [piece("g", "4", id="B", index=1)]],
+    "an id made anew for each piece": [[f(id="A", index=0)], [args("1", id="X", index=0)], [args("2", id="Y", index=0)],
+                                       [g(id="B", index=1)],
+                                       [args("34", id="Z", index=1)]],
+    "an id made anew, no index": [[f(id="A")], [args("1", id="X")], [args("2", id="Y")], [g(id="B")],
+                                  [args("34", id="Z")]],
+    "an id made anew, one index": [[f(id="A", index=0)], [args("12", id="X", index=0)], [g(id="B", index=0)],
+                                   [args("34", id="Y", index=0)]],
+    "id null on later pieces": [[f(id="A", index=0)], [args("12", id=None, index=0)], [g(id="B", index=1)],
+                                [args("34", id="", index=1)]],
+    "index from 1": [[f(id="A", index=1)], [args("12", index=1)], [g(id="B", index=2)], [args("34", index=2)]],
+    "index with a gap": [[f(id="A", index=3)], [args("12", index=3)], [g(id="B", index=9)], [args("34", index=9)]],
+    "index as text": [[f(id="A", index="0")], [args("12", index="0")], [g(id="B", index="1")], [args("34", index="1")]],
+    "interleaved": [[f(id="A", index=0)], [g(id="B", index=1)], [args("1", index=0)], [args("3", index=1)],
+                    [args("2", index=0)], [args("4", index=1)]],
+    "interleaved in one event": [[f(id="A", index=0), g(id="B", index=1)], [args("12", index=0), args("34", index=1)]],
+    "interleaved, index from 1": [[f(id="A", index=1), g(id="B", index=2)], [args("3", index=2), args("1", index=1)],
+                                  [args("2", index=1), args("4", index=2)]],
+    "the name after the id": [[{"id": "A", "index": 0}], [f(index=0)], [args("12", index=0)], [{"id": "B", "index": 1}],
+                              [g(index=1)],
+                              [args("34", index=1)]],
+    "function null": [[f(id="A", index=0)], [{"index": 0, "function": None}], [args("12", index=0)],
+                      [g(id="B", index=1)], [args("34", index=1)]],
+    "name null on later pieces": [[f(id="A", index=0)], [{"index": 0, "function": {"name": None, "arguments": "12"}}],
+                                  [g(id="B", index=1)], [{"index": 1, "function": {"name": "", "arguments": "34"}}]],
+}
+NO_IDS = {
+    "no id": [[f(index=0)], [args("12", index=0)], [g(index=1)], [args("34", index=1)]],
+    "no id, from 1": [[f(index=1)], [args("12", index=1)], [g(index=2)], [args("34", index=2)]],
+    "no id, id null": [[f(index=0, id=None)], [args("12", index=0, id=None)], [g(index=1, id=None)],
+                       [args("34", index=1, id=None)]],
+    "no id, interleaved": [[f(index=0), g(index=1)], [args("3", index=1)], [args("1", index=0)], [args("4", index=1)],
+                           [args("2", index=0)]],
+    "no id, no index": [[f()], [args("12")], [g()], [args("34")]],
+    "no id, no index, whole": [[piece("f", "12")], [piece("g", "34")]],
+    "no id, no index, in one event": [[piece("f", "12"), piece("g", "34")]],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_keep_their_identity(name):
+    assert placed(*CALLS[name]) == TWO
+    assert placed(*CALLS[name], n=2, index=1) == TWO
+
+
+@pytest.mark.parametrize("name", NO_IDS)
+def test_calls_without_ids_get_some(name):
+    found = placed(*NO_IDS[name])
+    assert [call[1:] for call in found] == [call[1:] for call in TWO]
+    assert len({call[0] for call in found}) == 2
+
+
+def test_one_function_called_twice_without_ids():
+    assert [call[1:] for call in placed([piece("f", "1")], [piece("f", "2")])] == [("f", "1"), ("f", "2")]
+
+
+def test_an_id_that_comes_late_is_not_another_call():
+    found = placed([f(index=0)], [args("12", index=0, id="A")])
+    assert [call[1:] for call in found] == [("f", "12")]
+
+
+def test_sound_calls_keep_their_bytes():
+    sent = ROLE + calls(*CALLS["vLLM's"]) + calls(*[[args("5", index=1)]] * 3) + ev({}, "tool_calls")
+    stream = ChatStream()
+    assert stream.feed(sent) == sent
+    assert stream.tokens == 10
+
+
+def test_calls_exactly():
+    """The bytes of a mended stream: only what must change has changed."""
+    sent = calls([piece("f", "1", id="A", type="function", index=1)], [args("2", index=1, id="Z")], [args("3")],
+                 [g(id="B", type="function")])
+    assert ChatStream().feed(sent) == calls([piece("f", "1", id="A", type="function", index=0)], [args("2", index=0)]) \
+        + b"".join(ev({"tool_calls": [{**call, "index": index}]}) for call,
+                   index in ((args("3"), 0), (g(id="B", type="function"), 1)))
+
+
+def test_choices_count_their_calls_apart():
+    stream = ChatStream(n=2)
+    out = stream.feed(calls([f(id="A", index=0)]) + calls([g(id="B")], index=1) + calls([args("1", index=0)])
+                      + calls([args("2")], index=1)
+                      + calls([f(id="C", index=0)], index=1) + ev({}, "tool_calls") + ev({}, "tool_calls", 1))
+    assert client(out)[2] == {0: {"id": "A", "name": "f", "arguments": "1"}}
+    assert client(out, 1)[2] == {0: {"id": "B", "name": "g", "arguments": "2"},
+                                 1: {"id": "C", "name": "f", "arguments": ""}}
+
+
+def test_calls_after_thinking_and_text():
+    stream = ChatStream()
+    out = stream.feed(ROLE + text("<think>hm</think>\n") + text("Let me see") + calls([f(id="A")], [args("{}")])
+                      + ev({}, "tool_calls"))
+    assert client(out) == ("hm", "Let me see", {0: {"id": "A", "name": "f", "arguments": "{}"}}, "tool_calls")
+
+
+def test_calls_and_text_in_one_delta():
+    delta = {"content": "<think>hm</think>Hello", "tool_calls": [f(id="A")]}
+    call = {"id": "A", "name": "f", "arguments": ""}
+    assert client(ChatStream().feed(ev(delta, "tool_calls"))) == ("hm", "Hello", {0: call}, "tool_calls")
+
+
+# ---- real engines
+
+def wire(name):
+    return (WIRE / f"{name}.sse").read_bytes()
+
+
+def renamed(data):
+    return re.sub(rb'"reasoning(?:_content)?":("[^"]*")', rb'"reasoning":\1,"reasoning_content":\1', data)
+
+
+def without_usage(data):
+    return b"".join(event + b"\n\n" for event in data.split(b"\n\n") if event and b'"choices":[]' not in event)
+
+
+def real(name, said, end=DONE, **options):
+    sent = wire(name)
+    before = renamed(sent.removesuffix(DONE))
+    one = Case(sent, before if options.get("usage") else without_usage(before), end, **options)
+    for size in SIZES:
+        check(one, every(size, sent))
+    assert client(one.got) == said
+
+
+VLLM_USAGE = {"prompt_tokens": 15, "total_tokens": 20, "completion_tokens": 5,
+              "prompt_tokens_details": {"cached_tokens": 0, "created_cache_tokens": 0},
+              "completion_tokens_details": {"reasoning_tokens": 1}}
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_vllm_chat(usage):
+    real("vllm-chat", ("Ok", "Yes indeed", {}, "stop"), usage=usage, tokens=4, figures=VLLM_USAGE)
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_vllm_two_calls(usage):
+    sent = wire("vllm-two-calls")
+    figures = json.loads(sent.split(b"\n\n")[-3].removeprefix(b"data: "))["usage"]
+    got = renamed(sent.removesuffix(DONE))
+    if not usage:
+        got = re.sub(rb',"usage":\{(?:[^{}]|\{[^{}]*\})*\}', b"", without_usage(got))
+    for size in SIZES:
+        check(Case(sent, got, usage=usage, figures=figures, tokens=10), every(size, sent))
+    reasoning, content, found, finish = client(got)
+    assert [(call["name"], json.loads(call["arguments"])) for call in found.values()] == [
+        ("get_weather", {"city": "Rome"}), ("get_weather", {"city": "Oslo"})]
+    assert (reasoning, finish) == ("Two cities asked", "tool_calls") and figures["completion_tokens"] == 20
+
+
+def test_vllm_n2():
+    sent = wire("vllm-n2")
+    real("vllm-n2", ("Ok", "Yes indeed", {}, "stop"), n=2, usage=True, tokens=8,
+         figures=json.loads(sent.split(b"\n\n")[-3].removeprefix(b"data: "))["usage"])
+    assert client(ChatStream(n=2).feed(sent), 1) == ("Ok", "Yes indeed", {}, "stop")
+
+
+def test_vllm_killed():
+    real("vllm-killed", ("Going long", "", {}, None), BROKE_OFF, tokens=2)
+
+
+def test_vllm_died():
+    sent = wire("vllm-died")
+    got = renamed(sent[:sent.index(b'data: {"error"')])
+    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    for size in SIZES:
+        check(Case(sent, got, (500, "upstream_error", None, message)), every(size, sent))
+
+
+def test_llama_chat():
+    figures = {"completion_tokens": 12, "prompt_tokens": 36, "total_tokens": 48,
+               "prompt_tokens_details": {"cached_tokens": 24}}
+    for usage in (False, True):
+        real("llama-chat", ("", "Hello, welcome to my little corner of the world.", {}, "stop"), usage=usage,
+             figures=figures, tokens=12)
+
+
+def test_llama_think():
+    reasoning, content, _, finish = client(ChatStream().feed(wire("llama-think")))
+    real("llama-think", (reasoning, content, {}, "length"), usage=True)
+    assert reasoning.startswith("The answer to this") and content.endswith("light.") and finish == "length"
+
+
+# ---- the rest of the interface
+
+def test_alive_is_a_comment():
+    assert ChatStream().alive() == b": keep-alive\n\n"
+    assert ChatStream().alive("queued") == b": queued\n\n"
+
+
+def test_fail_is_an_error_event():
+    error = UpstreamTimeout("no token for 300 seconds")
+    assert ChatStream().fail(error) == sse({"error": {"message": "no token for 300 seconds", "type": "api_error",
+                                                      "code": "upstream_timeout",
+                                                      "param": None}})
+
+
+def test_nothing_comes_out_once_it_is_over():
+    stream = ChatStream()
+    stream.feed(ROLE + STOP + DONE)
+    assert stream.over and stream.feed(HI + DIED + b"data: x\n\n") == b"" and stream.end() == DONE
+
+
+def test_comments_are_no_tokens():
+    stream = ChatStream()
+    stream.feed(ROLE + HI)
+    before = stream.tokens
+    assert stream.feed(b": keep-alive\n\n" * 5) == b"" and stream.tokens == before
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_an_event_that_never_ends(monkeypatch, size):
+    monkeypatch.setattr(stream_module, "MAX_EVENT", 1000)
+    sent = ROLE + HI + b"data: " + b"x" * 2000
+    stream = ChatStream()
+    assert replay(stream, sent, every(size, sent)) == ROLE + HI
+    assert stream.over and end_of(stream) == (502, "upstream_error", None, "the engine sent an event that does not end")
+
+
+def test_the_longest_event_passes(monkeypatch):
+    monkeypatch.setattr(stream_module, "MAX_EVENT", 1000)
+    whole = ROLE + text("x" * (1000 - len(text("")))) + STOP
+    stream = ChatStream()
+    assert replay(stream, whole, every(1, whole)) == whole and stream.end() == DONE
+
+
+def test_a_large_event_is_cut_in_linear_time():
+    """4 MB in pieces of 128 bytes: a second look at every byte for each piece would take minutes."""
+    sent = text("x" * (4 << 20))
+    events = Events()
+    found = [event for at in every(128, sent) for event in events.feed(sent[at - 128:at])]
+    found += events.feed(sent[len(sent) - 1 - (len(sent) - 1) % 128:])
+    assert [event + b"\n\n" for event in found] == [sent]
+
+
+# ---- a plain completion to a client that streams
+
+def plain(message, finish="stop", **more):
+    return {"id": "c1", "object": "chat.completion", "created": 1, "model": "m",
+            "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}], **more}
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_whole(usage):
+    stream = ChatStream(usage=usage)
+    out = stream.whole(plain({"role": "assistant", "content": "Hello", "reasoning": "hm"}, usage=USAGE))
+    chunk = {"id": "c1", "created": 1, "model": "m", "object": "chat.completion.chunk"}
+    assert out == sse({**chunk, "choices": [choice({"role": "assistant", "content": "Hello", **THOUGHT}, "stop")]}) \
+        + (sse({**chunk, "choices": [], "usage": USAGE}) if usage else b"")
+    assert stream.over and stream.usage == USAGE and stream.end() == DONE
+
+
+def test_whole_with_calls_and_a_leak():
+    stream = ChatStream()
+    tools = [{"id": "A", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+             {"id": "B", "type": "function",
+             "function": {"name": "g", "arguments": "{}"}}]
+    out = stream.whole(plain({"role": "assistant", "content": "<think>hm</think>Hello", "tool_calls": tools},
+                             "tool_calls", usage=USAGE))
+    assert client(out) == ("hm", "Hello",
+                           {0: {"id": "A", "name": "f", "arguments": "{}"},
+                            1: {"id": "B", "name": "g", "arguments": "{}"}},
+                           "tool_calls")
+
+
+def test_whole_without_usage_says_nothing_more():
+    """An event with no choices and no usage would only break clients that read choices[0]."""
+    stream = ChatStream()
+    out = stream.whole(plain({"role": "assistant", "content": "Hello"}))
+    assert [len(event["choices"]) for event in events_of(out)] == [1] and stream.end() == DONE
+
+
+@pytest.mark.parametrize("completion", [{}, {"choices": []}, {"choices": None}, plain({"content": "Hello"}, None)])
+def test_whole_that_is_none(completion):
+    stream = ChatStream()
+    stream.whole(completion)
+    with pytest.raises(UpstreamError):
+        stream.end()
+
+
+# ---- pieces
+
+@pytest.mark.parametrize("content, reasoning, rest", [
+    ("Hello", "", "Hello"), ("", "", ""), (" \n", "", " \n"), ("<thin", "", "<thin"),
+    ("<think>hm</think>Hello", "hm", "Hello"), ("\n<think>\nhm\n</think>\n\nHello\n", "hm", "Hello\n"),
+    ("<think>hm", "hm", ""),
+    ("<think>hm</th", "hm</th", ""), ("<think></think>Hello", "", "Hello"), ("<think></think>", "", ""),
+    ("<think>hm</think>", "hm", ""),
+    ("hm\n</think>\n\nHello", "hm", "Hello"), ("</think>Hello", "", "Hello"), ("hm</think>", "hm", ""),
+    ("\n</think>\n\nHello", "", "Hello"),
+    ("hm</think>a</think>b", "hm", "a</think>b"),
+    ("The tag `</think>` ends it", "", "The tag `</think>` ends it"), ('say "</think>"', "", 'say "</think>"'),
+    ("'</think>'", "", "'</think>'"), ("Use <think>a</think> here", "", "Use <think>a</think> here"),
+    ("<think>a</think>b</think>c", "a", "b</think>c"), ("<thinking>a</think>b", "<thinking>a", "b"),
+])
+def test_leaked(content, reasoning, rest):
+    assert leaked(content) == (reasoning, rest)
+
+
+@HYPO
+@hypothesis.given(TEXTS)
+def test_leaked_loses_nothing_but_tags_and_blanks(content):
+    def bare(text):
+        return re.sub(r"\s", "", text).replace("<think>", "", 1).replace("</think>", "", 1)
+
+    assert bare("".join(leaked(content))) == bare(content) or "think>" in content
+    if "think>" not in content:
+        assert leaked(content) == ("", content)
+
+
+@HYPO
+@hypothesis.given(TEXTS, CUTS)
+def test_a_lead_gives_the_same_for_any_cut(content, cuts):
+    def run(pieces):
+        lead, out = Lead(), []
+        for piece in pieces:
+            out.append(lead.feed(piece))
+        out.append(lead.flush())
+        return tuple("".join(part) for part in zip(*out))
+
+    assert run(cut(content, cuts)) == run([content] if content else [])
+
+
+@pytest.mark.parametrize("event, data", [
+    (b"data: a", b"a"), (b"data:a", b"a"), (b"data:  a", b" a"), (b"data: a\ndata: b", b"a\nb"), (b"data:", b""),
+    (b": a", None), (b"", None),
+    (b"event: x\ndata: a\nid: 1", b"a"), (b"data: a\n: c\ndata:b", b"a\nb"), (b"event: data: a", None),
+])
+def test_data_of(event, data):
+    assert data_of(event) == data
+
+
+def test_loads_is_forgiving_and_dumps_writes_anything():
+    assert loads(b'{"a":"\xff"}') == {"a": "\ufffd"}
+    assert loads(rb'"\ud83d"') == "\ud83d" and dumps("\ud83d") == rb'"\ud83d"'
+    assert dumps({"a": 10 ** 30, "é": "\u2028"}) and json.loads(dumps({"a": 10 ** 30})) == {"a": 10 ** 30}
+
+
+def test_any_stream_gives_the_same_for_any_cut():
+    """Any parts of the table behind one another."""
+    dice, names = random.Random(7), sorted(CASES)
+    for _ in range(60):
+        sent = b"".join(CASES[dice.choice(names)].sent.replace(DONE, b"") for _ in range(4))
+        one = Case(sent, None, n=2)
+        for _ in range(5):
+            assert outcome(one, sorted(dice.randrange(len(sent)) for _ in range(9))) == outcome(one, [])

@@ -1,0 +1,781 @@
+"""Requests that nobody should send: broken bodies, broken HTTP, paths and methods that are not there.
+
+Every one gets a clear 4xx in OpenAI's shape, never a 5xx, never a traceback in the log; what the client said is not
+in the log either; no slot stays taken; and the connection never falls out of step.
+"""
+import json
+import random
+import sys
+import threading
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from support.client import Truncated
+from conftest import Gateway, clean_environment, spawn
+from support.engine import Hang, Head, Json, Pause, Send, chat_chunks, completion
+from front.routes import ROUTES
+
+CHAT = "/v1/chat/completions"
+MARK = "ZEBRA7421"                                  # a client's word: it must not show in the log
+MESSAGES = [{"role": "user", "content": MARK}]
+MB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def quiet_log(shared):
+    """After each test: no slot taken, nothing of the client in the log (`shared` looks for tracebacks)."""
+    before = len(shared.gateway.log)
+    yield
+    shared.engine.wait_idle()
+    assert MARK not in shared.gateway.log[before:]
+
+
+IMPATIENT = """
+from gevent import monkey
+monkey.patch_all()
+from front import body
+body.SILENCE = 1
+import sparks
+sparks.main([])
+"""
+
+
+class Impatient(Gateway):
+    """A gateway that waits one second, not thirty, for a body's next byte."""
+
+    def launch(self):
+        self.process = spawn([sys.executable, "-c", IMPATIENT], self.log_file, clean_environment(**self.settings))
+        self.pid = self.process.pid
+
+
+@pytest.fixture(scope="module")
+def small(shared_pair, stock, tmp_path_factory):
+    """It also takes bodies of 1.5 MB at most, and 4 MB of them at once."""
+    bounds = {"max_body": "1.5 MB", "max_bodies": "8 MB"}
+    gateway = Impatient(tmp_path_factory.mktemp("small"), shared_pair.engine.url, stock, **bounds)
+    try:
+        yield gateway.wait_alive().wait_ready()
+    finally:
+        gateway.stop()
+    gateway.check_log()
+    assert MARK not in gateway.log
+
+
+def refused(answer, *statuses, code=None, param=None):
+    """The answer's error, which must be a 4xx in OpenAI's shape."""
+    error = answer.json()["error"]
+    assert answer.status in (statuses or range(400, 500)), error
+    assert set(error) == {"message", "type", "code", "param"} and error["message"] and isinstance(error["code"], str)
+    assert answer.headers["content-type"] == "application/json"
+    assert code in (None, error["code"]) and param in (None, error["param"]), error
+    return error
+
+
+def works(client):
+    assert client.post(CHAT, {"messages": MESSAGES}).status == 200
+
+
+def lists(depth, inside=b""):
+    return b"[" * depth + inside + b"]" * depth
+
+
+def with_field(name, value):
+    return b'{"messages": %b, "%b": %b}' % (json.dumps(MESSAGES).encode(), name.encode(), value)
+
+
+# ---- bodies that are no JSON
+
+@pytest.mark.parametrize("body", [
+    b"", b" ", b"{", b"}", MARK.encode(), b'{"messages": [}', b"{'messages': []}", b'{"messages": []}}', b"{}{}",
+    b"[]", b"[{}]", b"null", b"true", b"17", b'"text"', b"NaN", b"\x00", b"\xef\xbb\xbf{}",
+    '{"messages": []}'.encode("utf-16"), b"messages=" + MARK.encode(),
+    b"[" * 200_000, b"{" * 200_000, b'{"a":' * 200_000, b"[" + b"[]," * 1000,
+], ids=lambda body: repr(body[:20]))
+def test_no_json_object(shared, body):
+    refused(shared.client().post(CHAT, body), 400, code="invalid_request")
+    assert shared.engine.requests == []
+
+
+@pytest.mark.parametrize("value", [
+    b"NaN", b"Infinity", b"-Infinity", b"1e400", b"01", b"+1", b"0x1", b"1.", b"'a'", b'"\\x41"',
+    b'"\\ud83d"', b'"\\udc00"', b'"\\ud83d\\ud83d"', b'"\xff"', b'"\xc0\xaf"', b'"\xed\xa0\xbd"',
+    b'"\xf5\x80\x80\x80"', b'"\xe4\xb8"', b'"a\nb"', b'"\x00"',
+], ids=repr)
+def test_bad_values_anywhere(shared, value):
+    part = b'[{"type": "text", "text": %b}]' % value
+    for body in (with_field("user", value), with_field("metadata", b'{"deep": [1, {"er": %b}]}' % value),
+                 b'{"messages": [{"role": "user", "content": %b}]}' % value,
+                 b'{"messages": [{"role": "user", "content": %b}]}' % part):
+        refused(shared.client().post(CHAT, body), 400, code="invalid_request")
+    assert shared.engine.requests == []
+
+
+@pytest.mark.parametrize("key", [b'"\\ud83d"', b'"\xff"', b"NaN", b"1", b"null"], ids=repr)
+def test_bad_names(shared, key):
+    refused(shared.client().post(CHAT, b'{"messages": %b, %b: 1}' % (json.dumps(MESSAGES).encode(), key)), 400)
+
+
+ODD_TEXTS = ["\x00", "😀 🌍", "\u2028\u2029\x85", "</script>", "data: [DONE]\n\n", "\ufeff", "e\u0301"]
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS, ids=ascii)
+def test_odd_texts_that_are_fine(shared, text):
+    body = {"messages": [{"role": "user", "content": text}], "user": text, text: text}
+    assert shared.client().post(CHAT, body).status == 200
+    sent = shared.engine.requests[-1].json()
+    assert sent["messages"][0]["content"] == sent["user"] == sent[text] == text
+
+
+@pytest.mark.parametrize("type", ["", "text/plain", "a/b/c", "application/x-www-form-urlencoded",
+                                  "multipart/form-data; boundary=x"])
+def test_content_type_is_not_needed(shared, type):
+    assert shared.client().post(CHAT, {"messages": MESSAGES}, {"content-type": type}).status == 200
+    assert shared.engine.requests[-1].json()["messages"] == MESSAGES
+
+
+# ---- nesting
+
+@pytest.mark.parametrize("depth", [100, 250, 253, 254, 255, 500, 990, 1022, 1024, 1100, 5000, 200_000])
+def test_deep_nesting_in_fields(shared, depth):
+    """Deep ones pass or are refused; JSON readers and writers do not agree on how deep is too deep."""
+    parameters = b'{"a":' * depth + b"1" + b"}" * depth
+    tool = b'[{"type": "function", "function": {"name": "f", "parameters": %b}}]' % parameters
+    for name, value in (("metadata", lists(depth)), ("tools", tool), ("chat_template_kwargs", parameters),
+                        ("response_format", b'{"type": "json_object", "a": %b}' % parameters), ("model", lists(depth)), ("stop", lists(depth))):
+        answer = shared.client().post(CHAT, with_field(name, value))
+        if answer.status != 200:
+            refused(answer, 400, code="invalid_request")
+    assert depth > 250 or len(shared.engine.requests) == 5      # all but the model
+    answer = shared.client().post(CHAT, with_field("odd", b'%b, "seed": 18446744073709551616' % lists(depth)))
+    if answer.status != 200:                        # read by another reader, for the seed
+        refused(answer, 400, code="invalid_request")
+
+
+@pytest.mark.parametrize("depth", [250, 300, 1000, 1100, 100_000])
+@pytest.mark.parametrize("where", [
+    b'[{"role": "user", "content": %b}]', b'[{"role": %b}]', b"[%b]", b'[{"role": "user", "content": [{"type": %b}]}]',
+    b'[{"role": "user", "content": "x", "odd": %b}]', b'[{"role": "assistant", "tool_calls": %b}]',
+    b'[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": %b}}]}]',
+    b'[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": %b}}}]}]',
+    b'[{"role": "assistant", "content": "x", "reasoning": %b}]',
+], ids=repr)
+def test_deep_nesting_in_messages(shared, where, depth):
+    answer = shared.client().post(CHAT, b'{"messages": %b}' % (where % lists(depth)))
+    if answer.status != 200:
+        refused(answer, 400, code="invalid_request")
+
+
+ARGUMENTS = ["[" * 100_000, '{"a":' * 100_000, "[" * 900 + "]" * 900, '{"a": NaN}', '{"a": "\\ud83d"}', '{"a": 1}{',
+             "😀", "\x00", "NaN", "1e999"]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=lambda text: ascii(text[:12]))
+def test_hostile_tool_arguments_in_history(shared, arguments):
+    """They are texts, so they are mended or sent on; they must not break the gateway."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    answer = shared.client().post(CHAT, {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]})
+    assert answer.status == 200
+
+
+# ---- wrong types
+
+NO_PARTS = [None, 1, [], {}, {"type": 1}, {"type": ["text"]}, {"type": MARK}, {"type": "text"},
+            {"type": "text", "text": None}, {"type": "text", "text": [MARK]}, {"type": "image_url"},
+            {"type": "image_url", "image_url": 1}, {"type": "image_url", "image_url": []},
+            {"type": "image_url", "image_url": {"url": None}},
+            {"type": "image_url", "image_url": {"url": ["data:"]}}, {"type": "input_image", "input_image": {}}]
+NO_CALLS = [1, {}, MARK, [1], [{}], [{"function": []}], [{"function": {"name": 1}}], [{"function": {"name": None}}]]
+WRONG_VALUES = {                                    # field -> values of the wrong type
+    "messages": [None, {}, MARK, [], [None], [1], [MARK], [[]], [{}],
+                 *([{"role": role, "content": "x"}] for role in (None, 1, ["user"], {}, MARK)),
+                 *([{"role": "user", "content": content}] for content in (1, True, {})),
+                 *([{"role": "user", "content": [part]}] for part in NO_PARTS),
+                 *([{"role": "assistant", "tool_calls": calls}] for calls in NO_CALLS)],
+    "model": [1, True, [], {}],
+    "stream": [1, "true", []],
+    "stream_options": [1, [], True, "x"],
+    "tools": [1, {}, MARK, [1], [None], [[]], [{}], [{"type": 1}], [{"type": {}}], [{"type": MARK}],
+              [{"type": "function", "function": 1}], [{"type": "function", "function": {}}],
+              [{"type": "function", "function": {"name": []}}], [{"type": "function", "name": 1}]],
+    "max_tokens": ["5", 0, -1, 1.5, True, [], 2 ** 70],
+    "max_completion_tokens": [{}, 0],
+    "reasoning_effort": [1, [], {}, MARK],
+    "reasoning": [1, "high", [], True],
+    "think": [1, "yes", {}],
+    "chat_template_kwargs": [1, [], "x"],
+}
+WRONG = [*(({name: value}, name) for name, values in WRONG_VALUES.items() for value in values),
+         ({"reasoning": {"effort": 1}}, "reasoning.effort"), ({"reasoning": {"effort": {}}}, "reasoning.effort"),
+         ({"stream": True, "stream_options": 1}, "stream_options"),
+         ({"stream": False, "stream_options": {}}, "stream_options"),
+         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+         ({"stream": True, "stream_options": {"include_usage": []}}, "stream_options.include_usage")]
+
+
+@pytest.mark.parametrize("fields, param", WRONG, ids=lambda value: str(value)[:60])
+def test_wrong_types(shared, fields, param):
+    answer = shared.client().post(CHAT, {"messages": MESSAGES, **fields})
+    error = refused(answer, 400, code="invalid_request", param=param)
+    assert error["type"] == "invalid_request_error"
+    assert shared.engine.requests == []
+
+
+FIELDS = ["model", "stream", "stream_options", "tools", "tool_choice", "max_tokens", "max_completion_tokens",
+          "reasoning_effort", "reasoning", "think", "chat_template_kwargs", "n", "repeat_penalty", "repetition_penalty",
+          "stop", "user", "functions"]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("stream", [True, False])
+def test_null_counts_as_absent(shared, name, stream):
+    body = {"messages": MESSAGES, "stream": stream, name: None}
+    answer = shared.client().post(CHAT, body)
+    assert answer.status == 200 and answer.read_all()
+
+
+WORDS = some.sampled_from(["", MARK, "user", "assistant", "text", "image_url", "function", "high", "data:,"])
+NAMES = some.sampled_from(["role", "content", "type", "text", "image_url", "url", "detail", "tool_calls", "function",
+                           "name", "arguments", "reasoning", "effort", "include_usage", "enable_thinking", "id"])
+FLOATS = some.floats(allow_nan=False, allow_infinity=False)
+LEAVES = some.none() | some.booleans() | some.integers(-2, 3) | FLOATS | WORDS
+JSON = some.recursive(LEAVES, lambda inner: some.lists(inner, max_size=3) | some.dictionaries(NAMES, inner, max_size=4),
+                      max_leaves=12)
+MESSAGE = some.fixed_dictionaries({}, optional={
+    "role": some.sampled_from(["user", "assistant", "tool", "developer"]), "content": JSON, "tool_calls": JSON,
+    "reasoning": JSON, "reasoning_content": JSON, "name": JSON})
+ASKS = some.fixed_dictionaries({"messages": JSON | some.lists(MESSAGE | JSON, min_size=1, max_size=3)},
+                               optional={name: JSON for name in FIELDS})
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(body=ASKS)
+def test_any_json(shared, body):
+    answer = shared.client().post(CHAT, body)
+    if answer.status == 200:
+        assert answer.read_all()
+    else:
+        refused(answer)
+
+
+# ---- encodings
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "deflate", "br", "zstd", "gzip, gzip", "identity, gzip",
+                                      "\udcff"], ids=ascii)
+def test_encoded_bodies(shared, encoding):
+    for body in ({"messages": MESSAGES}, b"\x1f\x8b\x08\x00" + bytes(20)):
+        refused(shared.client().post(CHAT, body, {"content-encoding": encoding}), 415, code="unsupported_encoding")
+    assert shared.engine.requests == []
+
+
+@pytest.mark.parametrize("encoding", ["", "identity", "Identity"])
+def test_encoding_that_is_none(shared, encoding):
+    assert shared.client().post(CHAT, {"messages": MESSAGES}, {"content-encoding": encoding}).status == 200
+
+
+# ---- bodies that stop, or are too large
+
+def head(connection, **headers):
+    connection.send_head("POST", CHAT, {name.replace("_", "-"): value for name, value in headers.items()})
+
+
+STOPPED = [                                         # heads, and what comes of their bodies
+    ({"content_length": 100}, b""), ({"content_length": 100}, b'{"mess'), ({"content_length": 1_000_000}, b"{"),
+    ({"transfer_encoding": "chunked"}, b""), ({"transfer_encoding": "chunked"}, b"5\r\n{"),
+    ({"transfer_encoding": "chunked"}, b"2\r\n{}\r\n"), ({"transfer_encoding": "chunked"}, b"2\r\n{}\r\n0\r\n"),
+    ({"transfer_encoding": "chunked"}, b"f" * 20 + b"\r\n"), ({"transfer_encoding": "chunked"}, b"2\n{}\n0\n\n"),
+]
+
+
+def test_bodies_that_stop_arriving(small):
+    began, waiting = time.monotonic(), []
+    for headers, begun in STOPPED:
+        connection = small.client(timeout=8).open()
+        head(connection, **headers)
+        connection.send(begun)
+        waiting.append(connection)
+    for connection in waiting:
+        with connection:
+            answer = connection.answer()
+            error = refused(answer, 408, code="request_timeout")
+            assert error["type"] == "invalid_request_error"
+            assert answer.headers["connection"] == "close"      # RFC 9110, 15.5.9; its rest is no request
+            assert connection.ended(5)
+    assert 0.9 < time.monotonic() - began < 5
+
+
+def test_body_that_trickles(small, shared):
+    """It is silence that counts, not time."""
+    body = json.dumps({"messages": MESSAGES}).encode()
+    with small.client().open() as connection:
+        head(connection, content_length=len(body))
+        for at in range(0, len(body), 5):
+            connection.send(body[at:at + 5])
+            time.sleep(0.15)
+        assert connection.answer().status == 200
+    assert shared.engine.requests[-1].json()["messages"] == MESSAGES
+
+
+@pytest.mark.parametrize("length", [1536 * 1024 + 1, 200 * MB, 10 ** 15, 2 ** 63, 10 ** 30])
+def test_length_beyond_the_limit_is_refused_unread(small, length):
+    with small.client(timeout=5).open() as connection:
+        head(connection, content_length=length)
+        began = time.monotonic()
+        answer = connection.answer()
+        refused(answer, 413, code="request_too_large")
+        assert time.monotonic() - began < 1 and answer.headers["connection"] == "close"
+        connection.half_close()
+        assert connection.ended(5)
+
+
+def test_message_of_413_names_the_limit(small):
+    with small.client().open() as connection:
+        head(connection, content_length=10 * MB)
+        assert "1.5 MB" in connection.answer().json()["error"]["message"]
+
+
+def test_chunks_beyond_the_limit_are_refused_at_once(small):
+    """With the first byte too many, whether or not more would come."""
+    with small.client(timeout=5).open() as connection:
+        head(connection, transfer_encoding="chunked")
+        for size in (512 * 1024, 512 * 1024, 512 * 1024, 1):
+            connection.send(b"%x\r\n%b\r\n" % (size, b"x" * size))
+        refused(connection.answer(), 413, code="request_too_large")
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("extra, status", [(0, 200), (1, 413)])
+def test_limit_to_the_byte(small, shared, chunked, extra, status):
+    start, rest = b'{"messages": [{"role": "user", "content": "', b'"}]}'
+    body = start + b"x" * (1536 * 1024 - len(start) - len(rest) + extra) + rest
+    pieces = [body[at:at + 100_000] for at in range(0, len(body), 100_000)] if chunked else body
+    answer = small.client().post(CHAT, pieces, chunked=chunked)
+    assert answer.status == status
+    assert len(shared.engine.requests) == (status == 200)
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_client_that_writes_all_before_it_reads(small, chunked):
+    piece = b"x" * MB
+    with small.client().open() as connection:
+        head(connection, **({"transfer_encoding": "chunked"} if chunked else {"content_length": 24 * MB}))
+        for _ in range(24):
+            connection.send(b"100000\r\n%b\r\n" % piece if chunked else piece)
+        refused(connection.answer(), 413, code="request_too_large")
+
+
+def test_client_that_never_stops_writing_is_cut_off(small):
+    with small.client().open() as connection:
+        head(connection, content_length=10 ** 12)
+        began = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - began < 10:
+                connection.send(b"x" * 65536)
+                time.sleep(0.01)
+        assert 1 < time.monotonic() - began < 5
+    works(small.client())
+
+
+def test_too_many_bodies_at_once(small, shared):
+    """Two bodies of 1.5 MB are on their way; a third one does not fit into the 4 MB."""
+    client = small.client()
+    held = [client.open() for _ in range(2)]
+    for connection in held:
+        head(connection, content_length=1536 * 1024, expect="100-continue")
+        assert connection.read_until(b"\r\n\r\n").startswith(b"HTTP/1.1 100 ")         # the app has it now
+    large = {"messages": MESSAGES, "user": "x" * (1400 * 1024)}
+    for chunked in (False, True):
+        body = json.dumps(large).encode() if chunked else large
+        answer = client.post(CHAT, body, chunked=chunked)
+        error = answer.json()["error"]
+        assert (answer.status, error["code"], error["type"]) == (503, "overloaded", "api_error")
+        assert answer.headers["retry-after"].isdigit()
+    works(client)                                               # a small one still fits
+    for connection in held:
+        connection.close()
+    end = time.monotonic() + 3
+    while client.post(CHAT, large).status != 200:
+        assert time.monotonic() < end
+    assert len(shared.engine.requests) == 2
+
+
+def test_bodies_that_may_be_sent_again_are_bodies(small, shared):
+    """Their connections may be stale, so they are held until the engine answers; each key has half of the 8 MB."""
+    client, large = small.client(), {"messages": MESSAGES, "user": "x" * (1400 * 1024)}
+    shared.engine.always(lambda request: [Pause(0.3), Json(completion())])
+    used = [client.open() for _ in range(3)]
+    for connection in used:
+        connection.start("POST", CHAT, {"messages": MESSAGES})
+    for connection in used:
+        assert connection.answer().read_all()
+    shared.engine.always(lambda request: [Hang()])
+    for number, connection in enumerate(used[:2]):
+        connection.start("POST", CHAT, large)
+        shared.engine.wait_for(4 + number)
+        time.sleep(0.1)
+    assert used[2].post(CHAT, large).json()["error"]["code"] == "overloaded"
+    for connection in used:
+        connection.close()
+    shared.engine.always(lambda request: [Json(completion())])
+    end = time.monotonic() + 3
+    while client.post(CHAT, large).status != 200:
+        assert time.monotonic() < end
+
+
+def test_refused_bodies_weigh_nothing(small):
+    """Each of these held memory when it was refused; none may stay on the account."""
+    client = small.client()
+    for _ in range(5):
+        refused(client.post(CHAT, b"x" * MB), 400)
+        refused(client.post(CHAT, b"x" * MB, {"content-encoding": "gzip"}), 415)
+        refused(client.post(CHAT, [b"x" * MB] * 2, chunked=True), 413)
+        with client.open() as connection:
+            head(connection, content_length=1536 * 1024)
+            connection.send(b"x" * MB)
+    end = time.monotonic() + 3
+    while client.post(CHAT, {"messages": MESSAGES, "user": "x" * MB}).status != 200:
+        assert time.monotonic() < end
+
+
+def longest_gap(shared, body, **framing):
+    """Take in a body while another client's stream flows: the longest time between two of its tokens, in seconds.
+    framing: header fields, where the body's bytes are chunks."""
+    chunks, done = chat_chunks("a b", usage=True), threading.Event()
+
+    def flow():
+        yield from (Head(), chunks[0])
+        while not done.is_set():
+            yield from (Send(chunks[1]), Pause(0.005))
+        yield from chunks[2:]
+
+    shared.engine.always(lambda request: flow() if len(request.body) < MB else [Json(completion())])
+    stream = shared.client(timeout=60).post(CHAT, {"messages": MESSAGES, "stream": True})
+    moments = []
+    reader = threading.Thread(target=lambda: moments.extend(event.at for event in stream.events()))
+    reader.start()
+    try:
+        with shared.client(timeout=30).open() as connection:
+            head(connection, **(framing or {"content_length": len(body)}))
+            connection.send(body)
+            assert connection.answer().status == 200
+    finally:
+        done.set()
+        reader.join(30)
+    return max(b - a for a, b in zip(moments, moments[1:]))
+
+
+def test_100_mb_pass_and_streams_flow_on(shared):
+    """The largest body that is allowed. A busy machine gets three tries."""
+    start, rest = b'{"messages": [{"role": "user", "content": "', b'"}]}'
+    body = start + b"x" * (100 * MB - len(start) - len(rest)) + rest
+    assert any(longest_gap(shared, body) < 1 for _ in range(3))
+    assert len(shared.engine.requests[-1].body) > 100 * MB - 1000
+
+
+@pytest.mark.parametrize("extension", [b"", b";a=" + b"b" * 4000], ids=["bare", "extended"])
+def test_tiny_chunks_hold_up_nobody(shared, extension):
+    """They cost more to read than they weigh."""
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * 2 * MB}]}).encode()
+    tiny = 10_000 if extension else 250_000
+    chunks = [b"1%b\r\n%c\r\n" % (extension, byte) for byte in body[:tiny]]
+    chunks.append(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body) - tiny, body[tiny:]))
+    assert any(longest_gap(shared, b"".join(chunks), transfer_encoding="chunked") < 0.15 for _ in range(3))
+    assert json.loads(shared.engine.requests[-1].body)["messages"] == json.loads(body)["messages"]
+
+
+def test_one_byte_over_100_mb(shared):
+    with shared.client(timeout=5).open() as connection:
+        head(connection, content_length=100 * MB + 1)
+        assert "100 MB" in refused(connection.answer(), 413, code="request_too_large")["message"]
+
+
+# ---- clients that leave
+
+@pytest.mark.parametrize("leave", ["close", "reset", "half_close"])
+@pytest.mark.parametrize("headers, begun", [
+    ({"content_length": 1000}, b'{"messages'), ({"content_length": 50 * MB}, b"x" * MB), ({"content_length": 10}, b""),
+    ({"transfer_encoding": "chunked"}, b"5\r\n{"),
+], ids=["some", "much", "none", "chunk"])
+def test_client_leaves_in_its_body(shared, headers, begun, leave):
+    before = shared.gateway.log.count("status=499")
+    connection = shared.client(timeout=5).open()
+    head(connection, **headers)
+    connection.send(begun)
+    getattr(connection, leave)()
+    if leave == "half_close":
+        assert connection.ended(5)
+        connection.close()
+    end = time.monotonic() + 3
+    while shared.gateway.log.count("status=499") == before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert shared.gateway.log.count("status=499") == before + 1
+    assert shared.engine.requests == []
+    works(shared.client())
+
+
+def test_client_leaves_in_its_head(shared):
+    for data in (b"", b"G", b"GET /help HTTP/1.1\r\n", b"GET /help HTTP/1.1\r\nHost: x"):
+        for leave in ("close", "reset", "half_close"):
+            connection = shared.client(timeout=5).open()
+            connection.send(data)
+            getattr(connection, leave)()
+            connection.close()
+    works(shared.client())
+
+
+# ---- Expect
+
+def test_expect_100_continue(shared):
+    body = json.dumps({"messages": MESSAGES}).encode()
+    with shared.client(timeout=5).open() as connection:
+        head(connection, content_length=len(body), expect="100-continue")
+        assert connection.read_until(b"\r\n\r\n").startswith(b"HTTP/1.1 100 ")
+        connection.send(body)
+        assert connection.answer().status == 200
+
+
+@pytest.mark.parametrize("key, length, status", [(False, 100, 401), (None, 200 * MB, 413)])
+def test_expect_100_continue_and_refused(shared, key, length, status):
+    with shared.client(key=key, timeout=5).open() as connection:
+        head(connection, content_length=length, expect="100-continue")
+        refused(connection.answer(), status)
+
+
+def test_other_expectations(shared):
+    refused(shared.client().get("/healthz", {"expect": "200-ok"}), 417)
+
+
+# ---- broken HTTP
+
+def said(shared, data):
+    """All that the server answers to these bytes and an end, as [(status, body)], each of them JSON."""
+    answers = []
+    with shared.client(key=False, timeout=8).open() as connection:
+        connection.send(data)
+        connection.half_close()
+        while True:
+            try:
+                answer = connection.answer()
+            except (Truncated, ConnectionResetError):
+                return answers
+            answers.append((answer.status, answer.read_all()))
+
+
+def plain(*lines):
+    return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape")
+
+
+BROKEN = {
+    "garbage": b"\x00\x01\x02\x03\r\n\r\n", "words": MARK.encode() + b"\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    "HTTP/0.9": b"GET /help\r\n\r\n", "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "blank lines": b"\r\n" * 3,
+    "bare LF": b"GET /help HTTP/1.1\nHost: x\n\n", "bare LF in head": b"GET /help HTTP/1.1\r\nHost: x\nX: y\r\n\r\n",
+    **{line: plain(line) for line in (
+        "GET / HTTP/3.7", "GET / HTTP/1.x", "GET / HTTPS/1.1", "GET  HTTP/1.1", "GET  / HTTP/1.1", "GET\t/\tHTTP/1.1",
+        "GET /a b HTTP/1.1", "GET /\udcff HTTP/1.1", "GET /\x00 HTTP/1.1", "get / HTTP/1.1", "G<T / HTTP/1.1",
+        "A" * 30 + " / HTTP/1.1", "GET /" + "a" * 9000 + " HTTP/1.1")},
+    **{line: plain("GET / HTTP/1.1", line) for line in (
+        "X: " + "a" * 20000, MARK, ": x", "Host : x", "X: a\x00b", "X: a\rb", "X\udcff: a", "X: a\r\n folded",
+        "Host: a\r\nHost: b")},
+    "many headers": plain("GET / HTTP/1.1", *["X: y"] * 500),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN, ids=lambda name: ascii(name)[:30])
+def test_broken_http(shared, name):
+    (status, body), = said(shared, BROKEN[name])
+    assert 400 <= status < 500
+    assert set(json.loads(body)["error"]) == {"message", "type", "code", "param"} and MARK not in body.decode()
+
+
+def test_rest_of_broken_http_is_read(shared):
+    """Closing with bytes unread would reset the connection and take the answer away."""
+    with shared.client(key=False, timeout=8).open() as connection:
+        connection.send(b"GET / HTTP/9.9\r\n" + b"x" * (2 * MB))
+        refused(connection.answer(), 400)
+
+
+LENGTHS = ["5, 5", "+5", "-5", "0x5", "5.0", "five", "", "9" * 5000, "\udcb2", "1_0", "5 5"]
+CODINGS = ["chunked, chunked", "identity", "chunked, identity", "gzip", "chunked, gzip", "xchunked", '"chunked"',
+           "\x0bchunked", "", ",", "chunked;a"]
+SMUGGLED = {                                        # doubtful framing: the lines that a head says about its body
+    "length and chunked": ["Content-Length: 5", "Transfer-Encoding: chunked"],
+    "chunked and length": ["Transfer-Encoding: chunked", "Content-Length: 5"],
+    "two lengths": ["Content-Length: 5", "Content-Length: 6"],
+    "one length twice": ["Content-Length: 5", "Content-Length: 5"],
+    "chunked twice": ["Transfer-Encoding: chunked", "Transfer-Encoding: chunked"],
+    "space before the colon": ["Transfer-Encoding : chunked"],
+    "chunked in HTTP/1.0": None,
+    **{f"length {ascii(value[:9])}": [f"Content-Length: {value}"] for value in LENGTHS},
+    **{f"coding {ascii(value)}": [f"Transfer-Encoding: {value}"] for value in CODINGS},
+}
+
+
+@pytest.mark.parametrize("name", SMUGGLED)
+def test_smuggling(shared, name):
+    """Behind the request waits another one, which must not be seen."""
+    lines = SMUGGLED[name]
+    hidden = plain("GET /v1/models HTTP/1.1", "Host: x", f"Authorization: Bearer {shared.key}")
+    version = "1.1" if lines else "1.0"
+    data = plain(f"POST {CHAT} HTTP/{version}", "Host: x", *(lines or ["Transfer-Encoding: chunked"])) + b"0\r\n\r\n"
+    answers = said(shared, data + hidden)
+    assert len(answers) == 1, answers
+    status, body = answers[0]
+    assert 400 <= status < 500 and json.loads(body)["error"]["code"]
+    assert shared.key not in shared.gateway.log
+
+
+@pytest.mark.parametrize("body", [
+    b"zz\r\n", b"-1\r\n", b"\r\n", b"\xff\r\n", MARK.encode() + b"\r\n", b"2\r\n{}\r\n",
+    *(size + b"\r\n{}\r\n0\r\n\r\n" for size in (b"+2", b"0x2", b" 2", b"2 ", b"2;a=\x01", b"2;\rx")),
+    *(b"0\r\n" + line + b"\r\n\r\n" for line in (b"Content-Length: 5", b"Transfer-Encoding: chunked", b"word", b": x")),
+    b"0\r\nA: b\nC: d\r\n\r\n", b"2\r\n{}XX0\r\n\r\n", b"1" * 40_000, b"2;" + b"a" * 40_000,
+    b"2\r\n{}\r\n0\r\n" + b"A: b\r\n" * 300 + b"\r\n",
+], ids=lambda body: repr(body[:24]))
+def test_broken_chunks(shared, body):
+    hidden = plain("GET /v1/models HTTP/1.1", "Host: x", f"Authorization: Bearer {shared.key}")
+    with shared.client(timeout=8).open() as connection:
+        head(connection, transfer_encoding="chunked")
+        connection.send(body + (hidden if not body.endswith(b"2\r\n{}\r\n") else b""))
+        connection.half_close()
+        try:
+            answer = connection.answer()
+        except Truncated:
+            assert body == b"2\r\n{}\r\n" or len(body) > 30_000            # it left before the end
+        else:
+            refused(answer, 400, 431)
+            assert answer.headers["connection"] == "close" and connection.ended(5)
+    assert shared.engine.requests == []
+
+
+@pytest.mark.parametrize("header", ["SCRIPT_NAME: /abc", "PATH_INFO: /healthz", "REMOTE_USER: root", "X_API_KEY: KEY",
+                                    "HTTP_AUTHORIZATION: Bearer KEY"])
+def test_headers_do_not_reach_the_servers_own_variables(shared, header):
+    """WSGI servers hand paths and users on in names with an underscore; a client must not set them."""
+    for path in ("/abc/v1/models", "/v1/models"):
+        key = shared.key if path == "/abc/v1/models" else "none"
+        lines = [f"GET {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", header.replace("KEY", shared.key)]
+        (status, _), = said(shared, plain(*lines))
+        assert status in ((404, 400) if path == "/abc/v1/models" else (401, 400))
+
+
+MUTANTS = [plain("GET /v1/models HTTP/1.1", "Host: x"),
+           plain(f"POST {CHAT} HTTP/1.1", "Host: x", "Content-Length: 2") + b"{}",
+           plain(f"POST {CHAT} HTTP/1.1", "Host: x", "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n"]
+
+
+def test_mutated_http(shared):
+    """Bytes flipped, cut, doubled and thrown in: an answer below 500, or none."""
+    chance = random.Random(7)
+    for _ in range(400):
+        data = bytearray(chance.choice(MUTANTS))
+        for _ in range(chance.randint(1, 3)):
+            at, cut = chance.randrange(len(data)), chance.choice((0, 0, 1, 4))
+            data[at:at + cut] = chance.choice((bytes([chance.randrange(256)]), b"", b"\r\n", b"\n", b" ", b":"))
+        for status, body in said(shared, bytes(data)):
+            assert status < 500 and (status < 400 or not body or json.loads(body)["error"]), bytes(data)
+
+
+# ---- methods and paths
+
+@pytest.mark.parametrize("path", ["/", "/help", "/llms.txt", "/healthz", "/v1/models"])
+def test_head(shared, path):
+    with shared.client(timeout=5).open() as connection:
+        answer = connection.request("HEAD", path)
+        assert answer.status == 200
+        assert connection.get("/healthz").json() == {"ok": True}           # nothing of a body stands in between
+
+
+def test_root_sends_browsers_to_the_help(shared):
+    answer = shared.client(key=False).get("/", {"accept": "text/html"})
+    assert answer.status == 302 and answer.headers["location"] == "/help"
+
+
+@pytest.mark.parametrize("method, path", [
+    ("PUT", "/v1/models"), ("DELETE", "/v1/models/x"), ("POST", "/v1/models"), ("GET", CHAT), ("HEAD", CHAT),
+    ("DELETE", CHAT), ("POST", "/help"), ("POST", "/healthz"), ("TRACE", "/help"), ("BREW", "/help"),
+    ("M-SEARCH", CHAT), ("POST", "/"),
+])
+def test_wrong_method(shared, method, path):
+    answer = shared.client().request(method, path)
+    assert answer.status == 405
+    allowed = {"GET", "HEAD"} if path != CHAT else {"POST"}
+    assert allowed <= set(answer.headers["allow"].replace(" ", "").split(","))          # RFC 9110, 15.5.6
+    if method != "HEAD":
+        error = refused(answer, 405, code="method_not_allowed")
+        assert error["type"] == "invalid_request_error"
+        assert all(f"{route.method} {route.path}" in error["message"] for route in ROUTES)
+
+
+@pytest.mark.parametrize("path", ["/help", "/healthz", "/v1/models", CHAT])
+def test_options(shared, path):
+    preflight = {"Origin": "http://x", "Access-Control-Request-Method": "POST"}
+    answer = shared.client().request("OPTIONS", path, headers=preflight)
+    assert answer.status in (200, 204, 405) and answer.headers["allow"]
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("path", [
+    "/nothing", "/v1", "/v1/", "/v2/models", "/V1/models", "/v1/Models", "/v1/no/such/route", "/v1//models",
+    "/v1/./models", "/v1/../help", "/help/../v1/models", "/%2e%2e/%2e%2e/etc/passwd", "/..%2f..%2fetc%2fpasswd",
+    "/static/x", "/sparks.db", "/.git/config", "/%00", "/help%00", "/help%0a", "/%0d%0aX-Injected:%20yes", "/%ff%fe",
+    "/%zz", "/%", "/a" * 1500, "/" + MARK, "/help;x", "/favicon.ico",
+], ids=lambda path: path[:40])
+@pytest.mark.parametrize("key", [None, False], ids=["key", "no key"])
+def test_unknown_path(shared, path, key):
+    for method in ("GET", "POST"):
+        answer = shared.client(key=key).request(method, path)
+        error = refused(answer, 404, code="not_found")
+        assert error["type"] == "not_found_error"
+        assert all(f"{route.method} {route.path}" in error["message"] for route in ROUTES)
+        assert "x-injected" not in answer.headers and len(error["message"]) < 1500
+
+
+@pytest.mark.parametrize("path, status", [
+    *((f"/v1/models/{name}", 404)
+      for name in ("../x", "%2e%2e/x", "%00", "%0a", "%0d%0aX-Injected:%20yes", "%ff", "a//b", MARK, "a" * 4000)),
+    ("/v1/models/" + "a" * 9000, 414), ("//v1/models", 200), ("/v1/models/", 200), ("/v1/models?" + "a=b&" * 500, 200),
+    ("/v1/models?%00=%ff&a", 200), ("/v1/models#x", 200), ("http://x/v1/models", 200),
+], ids=lambda value: str(value)[:40])
+def test_odd_paths(shared, path, status):
+    answer = shared.client().get(path)
+    assert answer.status == status and "x-injected" not in answer.headers
+    if status != 200:
+        error = refused(answer, status)
+        assert error["code"] in ("model_not_found", "not_found", "invalid_request")
+        assert len(error["message"]) < 1500 and "aaaa" * 100 not in error["message"]
+
+
+def test_method_is_not_in_the_log(shared):
+    """It is a client's word like any other."""
+    shared.client().request(MARK, "/v1/models")
+    shared.client().request("SK-SPARKS-" + MARK[:5], "/v1/models")
+    assert MARK[:5] not in shared.gateway.log
+
+
+@pytest.mark.parametrize("host", ["", "a b", "<script>alert(1)</script>", "a/b", "\udcff", "x" * 4000, "[::1", "x:y",
+                                  "x:99999", "@", None], ids=lambda host: ascii(host)[:20])
+@pytest.mark.parametrize("path", ["/healthz", "/help", "/help?format=json", "/", "/v1/models", "/nothing"])
+def test_odd_hosts(shared, host, path):
+    answer = shared.client().get(path, {"host": host, "accept": "text/html"})
+    assert answer.status < 500 and b"<script>alert" not in answer.read_all()
+
+
+def test_words_of_clients_stay_out_of_the_log(shared):
+    """In every place where a client can say something."""
+    client = shared.client()
+    names = ("user-agent", "referer", "x-forwarded-for", "x-forwarded-proto", "cookie", "host", MARK)
+    headers = dict.fromkeys(names, MARK)
+    client.get(f"/{MARK}?{MARK}={MARK}", headers)
+    client.get(f"/v1/models/{MARK}?{MARK}", headers)
+    client.post(CHAT, {"messages": MESSAGES, "user": MARK, "metadata": {MARK: MARK}}, headers)
+    client.post(CHAT, {"messages": MESSAGES, "stream": True}, headers).read_all()
+    client.post(CHAT, {"messages": MESSAGES, "model": MARK}, headers)
+    client.post(CHAT, MARK.encode(), headers)
+    shared.client(key=MARK).get("/v1/models", headers)
+    client.get("/healthz", {"x-request-id": f"{MARK} {MARK}"})
+    client.get("/help", {"accept": MARK})
+    assert MARK not in shared.gateway.log

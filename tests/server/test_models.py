@@ -1,0 +1,589 @@
+"""Models: what is listed, and how a client's name finds one, on the real server."""
+import time
+
+import pytest
+
+from conftest import Gateway, Shared, wait_until
+from support.engine import MODELS, Engine, Hang, Head, Json
+from support.inside import gauges, idle, rows
+
+CHAT = "/v1/chat/completions"
+LISTED = "/v1/models"
+OWN = MODELS[0]["id"]
+
+
+def ask(gateway, model=None, **fields):
+    name = {} if model is None else {"model": model}
+    return gateway.client().post(CHAT, {"messages": [{"role": "user", "content": "Hi"}], **name, **fields})
+
+
+def listed(gateway):
+    answer = gateway.client().get(LISTED)
+    found = answer.json()
+    assert answer.status == 200 and answer.headers["content-type"] == "application/json" and found["object"] == "list"
+    return found["data"]
+
+
+def until(gateway, models, seconds=5):
+    """Wait until these models are listed, in this order: their ids, or all of their fields."""
+    end = time.monotonic() + seconds
+    while (found := listed(gateway)) != models and [entry["id"] for entry in found] != models:
+        assert time.monotonic() < end, found
+        time.sleep(0.02)
+
+
+def model(id, context=None, owned_by="sparks-gateway"):
+    names = ("max_model_len", "context_length", "context_window", "max_input_tokens")
+    return {"id": id, "object": "model", "created": 0, "owned_by": owned_by, "type": "model", "display_name": id,
+            "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active", **(dict.fromkeys(names, context) if context else {})}
+
+
+def reaches(engine, answer, name):
+    """The request came to the engine under its own name, and the answer's model stays as the engine gave it."""
+    assert answer.status == 200 and answer.json()["model"] == name
+    return engine.requests[-1].json()["model"] == name
+
+
+def no_model(answer):
+    error = answer.json()["error"]
+    assert answer.status == 404
+    assert (error["code"], error["type"], error["param"]) == ("model_not_found", "not_found_error", "model")
+    return error["message"]
+
+
+@pytest.fixture(scope="module")
+def pair(stock, tmp_path_factory):
+    """A gateway that looks at its engine twenty times a second."""
+    with Engine() as engine:
+        gateway = Gateway(tmp_path_factory.mktemp("models"), engine.url, stock, poll=0.05)
+        try:
+            gateway.wait_alive()
+            yield Shared(engine, gateway)
+        finally:
+            gateway.stop()
+        gateway.check_log()
+
+
+@pytest.fixture
+def shared(pair):
+    pair.engine.reset()
+    pair.engine.start()
+    until(pair, [model(OWN, 850000)])
+    yield pair
+    assert not pair.engine.faults, "\n".join(pair.engine.faults)
+
+
+# ---- the list
+
+def test_fields(shared):
+    assert listed(shared) == [model(OWN, 850000)]
+
+
+def test_context_of_llama_cpp(shared):
+    shared.engine.like, shared.engine.models = "llama", [{"id": "small", "max_model_len": 4096}]
+    until(shared, ["small"])
+    assert listed(shared) == [model("small", 4096)]
+
+
+@pytest.mark.parametrize("entry", [{}, {"max_model_len": None}, {"max_model_len": 0}, {"max_model_len": "many"},
+                                   {"meta": None}, {"meta": [1]}, {"meta": {"n_ctx": None}},
+                                   {"max_model_len": -5, "meta": 3}], ids=str)
+def test_context_that_is_not_known(shared, entry):
+    shared.engine.on(LISTED, [Json({"object": "list", "data": [{"id": "odd", **entry}]})])
+    until(shared, ["odd"])
+    assert listed(shared) == [model("odd")]
+
+
+@pytest.mark.parametrize("answer", [
+    Json({"error": {"message": "Loading model"}}, 503), Json({"detail": "Not Found"}, 404),
+    Json({"error": "Unauthorized"}, 401), Json({}, 307, {"Location": "http://127.0.0.1:9/"}), Json({}),
+    Json([]), Json(None), Json("text"), *(Json({"data": data}) for data in (None, {}, [], [1], [{}], [{"id": 5}])),
+], ids=lambda answer: f"{answer.status} {answer.value}"[:40])
+def test_engine_whose_list_is_none(shared, answer):
+    """It counts as off: an empty list, 503 for requests, and back as soon as it answers well."""
+    shared.engine.on(LISTED, [answer])
+    until(shared, [])
+    refused = ask(shared)
+    assert refused.status == 503 and refused.json()["error"]["code"] == "model_unavailable"
+    assert refused.headers["retry-after"].isdigit()
+    del shared.engine.routes[LISTED]
+    until(shared, [OWN])
+    assert ask(shared).status == 200
+
+
+def test_empty_while_off(shared):
+    shared.engine.stop()
+    until(shared, [])
+    assert shared.client().get(f"{LISTED}/{OWN}").json()["error"]["code"] == "model_unavailable"
+    shared.engine.start()
+    until(shared, [OWN])
+
+
+def test_empty_while_it_loads(shared):
+    shared.engine.models = []
+    until(shared, [])
+    assert ask(shared, OWN).json()["error"]["code"] == "model_unavailable"
+    no_model(ask(shared, "other"))                  # what was known stays known: this one is never to come
+    shared.engine.models = MODELS
+    until(shared, [OWN])
+
+
+def test_engine_that_changes_its_model(shared):
+    shared.engine.models = [{"id": "next", "max_model_len": 1000}]
+    until(shared, ["next"])
+    assert reaches(shared.engine, ask(shared), "next")
+    no_model(ask(shared, OWN))
+
+
+def test_sick_engine(shared):
+    shared.engine.on("/health", [Json({}, 500)])
+    until(shared, [])
+    del shared.engine.routes["/health"]
+    until(shared, [OWN])
+
+
+def test_engine_without_health(shared):
+    shared.engine.on("/health", [Json({}, 404)])
+    before, end = len(shared.engine.probes), time.monotonic() + 5
+    while len(shared.engine.probes) < before + 6:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    until(shared, [OWN])
+
+
+# ---- one of them
+
+def test_one_model(shared):
+    answer = shared.client().get(f"{LISTED}/{OWN}")
+    assert answer.status == 200 and answer.json() == model(OWN, 850000)
+    assert shared.client().get(f"{LISTED}/{OWN.lower()}").json() == model(OWN, 850000)
+
+
+def test_id_with_slashes(shared):
+    shared.engine.models = [{"id": "zai-org/GLM-5.3/Flash", "max_model_len": 10}]
+    until(shared, ["zai-org/GLM-5.3/Flash"])
+    for path in ("zai-org/GLM-5.3/Flash", "zai-org%2FGLM-5.3%2fFlash", "Flash"):
+        assert shared.client().get(f"{LISTED}/{path}").json() == model("zai-org/GLM-5.3/Flash", 10)
+    no_model(shared.client().get(f"{LISTED}/zai-org"))
+
+
+def test_id_with_odd_letters(shared):
+    name = "modèle 日本 %41?#"
+    shared.engine.models = [{"id": name}]
+    until(shared, [name])
+    path = "mod%C3%A8le%20%E6%97%A5%E6%9C%AC%20%2541%3F%23"
+    assert shared.client().get(f"{LISTED}/{path}").json()["id"] == name
+    assert reaches(shared.engine, ask(shared, name), name)
+
+
+@pytest.mark.parametrize("name", ["nothing", "x" * 2000, OWN + "x", OWN[:-1], "*", "a/b", ".gguf"])
+def test_unknown_model(shared, name):
+    for answer in (shared.client().get(f"{LISTED}/{name}"), ask(shared, name), ask(shared, name, stream=True)):
+        message = no_model(answer)
+        assert OWN in message and len(message) < 300
+    assert shared.engine.requests == []
+
+
+# ---- which one is meant
+
+@pytest.mark.parametrize("name", [None, OWN, OWN.lower(), OWN.upper()])
+def test_names_of_the_only_model(shared, name):
+    assert reaches(shared.engine, ask(shared, name), OWN)
+
+
+def test_null_is_the_default(shared):
+    answer = shared.client().post(CHAT, {"messages": [{"role": "user", "content": "Hi"}], "model": None})
+    assert reaches(shared.engine, answer, OWN)
+
+
+@pytest.mark.parametrize("name", [1, True, 0, [], {}, [OWN], {"id": OWN}])
+def test_name_of_the_wrong_type(shared, name):
+    answer = shared.client().post(CHAT, {"messages": [{"role": "user", "content": "Hi"}], "model": name})
+    error = answer.json()["error"]
+    assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", "model")
+
+
+@pytest.mark.parametrize("file, names", [
+    ("/models/Tiny-1B.Q4_K_M.gguf", ["tiny-1b.q4_k_m.gguf", "Tiny-1B.Q4_K_M", "/models/Tiny-1B.Q4_K_M.gguf"]),
+    ("/models/GLM-5.3", ["glm-5.3", "/MODELS/glm-5.3"]),
+])
+def test_file_name_of_the_engine(shared, file, names):
+    """llama.cpp calls a model by its file."""
+    shared.engine.models = [{"id": file}]
+    until(shared, [file])
+    assert all(reaches(shared.engine, ask(shared, name), file) for name in names)
+
+
+def test_served_names_of_one_root(shared):
+    """vLLM's --served-model-name a b c: each is listed and reaches the engine as it is; the root's name means the first."""
+    names = ["first", "second", "third"]
+    shared.engine.models = [{"id": name, "root": "/models/glm", "max_model_len": 7} for name in names]
+    until(shared, names)
+    assert listed(shared) == [model(name, 7) for name in names]
+    for name, own in (("first", "first"), ("SECOND", "second"), ("third", "third"), ("glm", "first"), (None, "first")):
+        assert reaches(shared.engine, ask(shared, name), own)
+    assert shared.client().get(f"{LISTED}/second").json()["id"] == "second"
+
+
+def test_served_names_of_one_root_share_its_slots(gateway, engine):
+    front = gateway(max_active=1, keepalive=0.2)
+    engine.models = [{"id": name, "root": "/models/glm"} for name in ("first", "second")]
+    until(front, ["first", "second"])
+    engine.always(lambda request: [Head(), Hang()])
+    held = [front.client().post(CHAT, {"messages": [{"role": "user", "content": "Hi"}], "model": name,
+                                       "stream": True}) for name in ("first", "second")]
+    assert engine.active == engine.max_active == 1
+    for answer in held:
+        answer.close()
+
+
+def test_different_roots_are_different_models(shared):
+    roots = {"one": "/models/one", "two": "/models/two", "uno": "/models/one"}
+    shared.engine.models = [{"id": name, "root": root} for name, root in roots.items()]
+    until(shared, ["one", "two", "uno"])
+    assert reaches(shared.engine, ask(shared), "one")
+    assert reaches(shared.engine, ask(shared, "two"), "two")
+    assert reaches(shared.engine, ask(shared, "uno"), "uno")
+    assert set(no_model(ask(shared, "three")).replace(" ", ",").split(",")) >= {"one", "two"}
+
+
+# ---- SPARKS_MODEL
+
+def test_public_name(gateway, engine):
+    front = gateway(model="glm-5.3-flash")
+    assert listed(front) == [model("glm-5.3-flash", 850000)]
+    for name in ("glm-5.3-flash", "GLM-5.3-Flash", None, OWN, OWN.lower()):
+        assert reaches(engine, ask(front, name), OWN)
+    assert front.client().get(f"{LISTED}/{OWN}").json()["id"] == "glm-5.3-flash"
+    message = no_model(ask(front, "mixtral"))
+    assert "glm-5.3-flash" in message and OWN not in message
+
+    stream = ask(front, "glm-5.3-flash", stream=True)
+    assert {event.json()["model"] for event in stream.events() if event.data != "[DONE]"} == {OWN}
+
+    engine.models = [{"id": "other"}, {"id": "glm-5.3-FLASH"}]      # the engine's own model of that name is meant
+    end = time.monotonic() + 5
+    while ask(front).json().get("model") != "glm-5.3-FLASH":
+        assert time.monotonic() < end
+    engine.models = []
+    until(front, [])
+    assert ask(front, "glm-5.3-flash").status == 503
+    no_model(ask(front, "mixtral"))
+
+
+def test_public_name_while_the_engine_was_never_there(gateway, engine):
+    engine.models = []
+    front = gateway(model="glm-5.3-flash", wait="alive")
+    assert listed(front) == []
+    assert ask(front, "GLM-5.3-flash").json()["error"]["code"] == "model_unavailable"
+    assert ask(front).json()["error"]["code"] == "model_unavailable"
+    no_model(ask(front, "mixtral"))
+    no_model(front.client().get(f"{LISTED}/mixtral"))
+
+
+# ---- [models] in sparks.toml
+
+CONFIG = """
+[models."glm-5.3-flash"]
+engine = "GLM-5.3-Flash-EXL3"
+aliases = ["claude-*", "gpt-*o*", "Best", "odd[1]"]
+context = 200000
+
+[models."small"]
+engine = "qwen/Qwen3-4B"
+default = true
+aliases = ["*-mini", "haiku*", "Claude-Tiny"]
+effort = "qwen"
+reasoning_field = "reasoning"
+
+[models."later"]
+"""
+
+
+@pytest.fixture
+def front(gateway, engine):
+    engine.models = [*MODELS, {"id": "qwen/Qwen3-4B", "max_model_len": 32768}, {"id": "unmentioned"}]
+    return gateway(config=CONFIG)
+
+
+def test_tables(front, engine):
+    names = ["glm-5.3-flash", "Best", "odd[1]"]                         # aliases too, patterns aside
+    assert listed(front) == [*(model(name, 200000) for name in names), model("small", 32768), model("Claude-Tiny", 32768)]
+
+    for name in ("glm-5.3-flash", "GLM-5.3-FLASH", OWN, "claude-sonnet-4-5", "Claude-X", "claude-", "gpt-4o",
+                 "GPT-4O-2024", "best", "odd[1]"):
+        assert reaches(engine, ask(front, name), OWN), name
+    for name in (None, "small", "SMALL", "qwen/qwen3-4b", "Qwen3-4B", "o4-mini", "haiku", "HAIKU 4\n5", "claude-tiny"):
+        assert reaches(engine, ask(front, name), "qwen/Qwen3-4B"), name
+    assert reaches(engine, ask(front, "gpt-4o-mini"), OWN)              # both match: the first table wins
+
+    for name in ("gpt-3", "GPT-"):                                      # nobody's alias: for the default model
+        assert reaches(engine, ask(front, name), "qwen/Qwen3-4B"), name
+    for name in ("claude", "odd1", "b.st", "unmentioned", "best2", "x-claude-y"):
+        message = no_model(ask(front, name))
+        assert message == f"there is no model {name!r} here; there is glm-5.3-flash, small, later (see GET /v1/models)"
+
+    assert front.client().get(f"{LISTED}/claude-opus").json()["id"] == "glm-5.3-flash"
+    unloaded = ask(front, "later")
+    assert unloaded.status == 503 and "later" in unloaded.json()["error"]["message"]
+    assert front.client().get(f"{LISTED}/later").status == 503
+
+    ask(front, "small", reasoning_effort="high").read_all()             # each model has its own effort table
+    assert engine.requests[-1].json()["chat_template_kwargs"] == {"enable_thinking": True}
+    ask(front, "best", reasoning_effort="high").read_all()
+    assert engine.requests[-1].json()["chat_template_kwargs"] == {"enable_thinking": True, "reasoning_effort": "high"}
+    for name, fields in (("small", {"reasoning"}), ("best", {"reasoning", "reasoning_content"})):
+        message = ask(front, name).json()["choices"][0]["message"]
+        assert {"reasoning", "reasoning_content"} & set(message) == fields
+
+    engine.models = MODELS                                              # one of them goes
+    until(front, names)
+    assert ask(front, "small").status == 503 and ask(front).status == 503 and ask(front, "best").status == 200
+    engine.models = [{"id": "later", "max_model_len": 5}]               # another one comes
+    until(front, ["later"])
+    assert ask(front, "LATER").status == 200 and ask(front, "best").status == 503
+
+
+def test_only_table_takes_the_only_model(gateway, engine):
+    """One table and one model: they mean each other without `engine`."""
+    front = gateway(config='[models."mine"]\naliases = ["claude-*"]')
+    assert listed(front) == [model("mine", 850000)]
+    for name in ("mine", "claude-x", OWN, None):
+        assert reaches(engine, ask(front, name), OWN)
+    engine.models = [{"id": "one"}, {"id": "two"}]                      # now nobody knows which one is meant
+    until(front, [])
+    engine.models = [{"id": "one"}, {"id": "MINE"}]
+    until(front, ["mine"])
+    assert reaches(engine, ask(front), "MINE")
+
+
+# ---- names of other makers' models
+
+def test_default_model_stands_in(gateway, engine):
+    """Claude Code asks small questions of a small model of its own choice; such a name need not be anybody's alias."""
+    front = gateway(model="glm-5.3-flash")
+    for name in ("claude-haiku-4-5-20251001", "Claude-x[1m]", "gpt-5", "gpt-"):
+        assert reaches(engine, ask(front, name), OWN), name
+        assert front.client().get(f"{LISTED}/{name}").json()["id"] == "glm-5.3-flash"
+    for name in ("claude", "my-claude-x", "o4"):
+        no_model(ask(front, name))
+    assert front.keys("limit", "tester", "--models", "other").returncode == 0
+    assert ask(front, "claude-x").json()["error"]["code"] == "model_not_allowed"
+
+
+@pytest.mark.parametrize("settings, names, others", [
+    ({"config": "stand_in_for = []"}, (), ("claude-x", "gpt-5")),
+    ({"stand_in_for": "o4-*, gemini-*"}, ("o4-mini", "gemini-3"), ("claude-x", "gpt-5")),
+])
+def test_default_model_stands_in_for_whom_the_settings_name(gateway, engine, settings, names, others):
+    front = gateway(**settings)
+    for name in names:
+        assert reaches(engine, ask(front, name), OWN)
+    for name in others:
+        no_model(ask(front, name))
+
+
+# ---- pages of the list
+
+@pytest.mark.parametrize("query, ids, more", [
+    ("", "abcd", False), ("?limit=1000", "abcd", False), ("?limit=2", "ab", True), ("?limit=2&after_id=b", "cd", False),
+    ("?limit=1&after_id=b", "c", True), ("?after_id=d", "", False), ("?limit=2&before_id=d", "bc", True),
+    ("?limit=3&before_id=d", "abc", False), ("?before_id=a", "", False),
+])
+def test_pages(shared, query, ids, more):
+    shared.engine.models = [{"id": name} for name in "abcd"]
+    until(shared, list("abcd"))
+    page = shared.client().get(LISTED + query).json()
+    assert "".join(entry["id"] for entry in page["data"]) == ids and page["object"] == "list"
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (more, ids[:1] or None, ids[-1:] or None)
+
+
+@pytest.mark.parametrize("query, param", [
+    ("limit=0", "limit"), ("limit=1001", "limit"), ("limit=-1", "limit"), ("limit=x", "limit"), ("limit=", "limit"),
+    ("limit=" + "9" * 3000, "limit"), ("limit=%D9%A3", "limit"), ("after_id=nobody", "after_id"), ("before_id=", "before_id")])
+def test_odd_pages(shared, query, param):
+    answer = shared.client().get(f"{LISTED}?{query}")
+    assert answer.status == 400 and answer.json()["error"]["param"] == param
+# ---- what the tables say beside names
+
+PARTICULAR = """
+[models.chat]
+engine = "GLM-5.3-Flash-EXL3"
+system = "Be brief."
+sampling = { temperature = 0.6, max_tokens = 100 }
+
+[models.secret]
+engine = "GLM-5.3-Flash-EXL3"
+hidden = true
+aliases = ["internal"]
+effort = "none"
+"""
+
+
+def test_system_prompt_sampling_and_hidden(gateway, engine):
+    front = gateway(config=PARTICULAR)
+    assert [entry["id"] for entry in listed(front)] == ["chat"]
+    assert reaches(engine, ask(front, temperature=0), OWN)
+    sent = engine.requests[-1].json()
+    assert sent["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert (sent["temperature"], sent["max_tokens"]) == (0, 100)
+    for name in ("secret", "internal"):
+        assert reaches(engine, ask(front, name), OWN) and len(engine.requests[-1].json()["messages"]) == 1
+    assert front.client().get(f"{LISTED}/secret").json()["id"] == "secret"
+    assert no_model(ask(front, "other")).endswith("there is chat (see GET /v1/models)")
+    page = front.client().get("/help?format=json").json()
+    assert [entry["id"] for entry in page["models"]] == ["chat"]
+
+
+@pytest.mark.parametrize("path, body", [
+    ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}), ("/v1/responses", {"input": "Hi"}),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Hi"}]})])
+def test_system_prompt_through_every_api(gateway, engine, path, body):
+    front = gateway(config=PARTICULAR)
+    for own, system in (({}, "Be brief."), ({"instructions" if "responses" in path else "system": "Mine."}, "Mine.")):
+        assert front.client().post(path, {**body, **own, "model": "chat"}).status == 200
+        asked = [probe for probe in engine.probes if probe.path == "/tokenize"] if "count" in path else engine.requests
+        sent = asked[-1].json()
+        assert [message for message in sent["messages"] if message["role"] == "system"] == [{"role": "system", "content": system}]
+        assert "count" in path or sent["temperature"] == 0.6
+
+
+def test_a_key_is_told_of_its_own_models(gateway, engine):
+    engine.models = [*MODELS, {"id": "other"}]
+    front = gateway()
+    key = front.add_key("ann")
+    assert front.keys("limit", "ann", "--models", "oth*").returncode == 0
+    answer = front.client(key).post(CHAT, {"messages": [{"role": "user", "content": "Hi"}], "model": "none"})
+    assert no_model(answer).endswith("there is other (see GET /v1/models)")
+
+
+# ---- several engines
+
+@pytest.fixture
+def both(engine):
+    """A second engine, with an embedding model."""
+    with Engine() as second:
+        second.models, second.embeds = [{"id": "minilm", "max_model_len": 512}], True
+        yield engine, second
+        assert not second.faults, "\n".join(second.faults)
+
+
+def upstream(engines):
+    return ", ".join(one.url for one in engines)
+
+
+def embed(front, model=None, **fields):
+    return front.client().post("/v1/embeddings", {"input": "Hi", **({"model": model} if model else {}), **fields})
+
+
+def test_each_model_goes_to_its_engine(gateway, both):
+    first, second = both
+    front = gateway(upstream(both), wait="alive")
+    until(front, [model(OWN, 850000), model("minilm", 512)])
+    assert reaches(first, ask(front), OWN) and reaches(first, ask(front, OWN), OWN)
+    assert embed(front, "minilm").json()["model"] == "minilm" and second.requests[-1].json()["model"] == "minilm"
+    assert embed(front).status == 200 and len(first.requests) == len(second.requests) == 2
+    for name, path, fields, fit in ((OWN, "/v1/embeddings", {"input": "a"}, "use minilm"),
+                                    ("minilm", CHAT, {"messages": [{"role": "user", "content": "a"}]}, f"use {OWN}"),
+                                    ("minilm", "/v1/completions", {"prompt": "a"}, f"use {OWN}")):
+        answer = front.client().post(path, {"model": name, **fields})
+        error = answer.json()["error"]
+        assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", "model") and fit in error["message"]
+    row = rows(front.db, "model = 'minilm' AND status = 200")[0]
+    assert (row["engine"], row["route"]) == (second.url, "POST /v1/embeddings")
+
+
+def test_one_of_two_engines_is_off(gateway, both):
+    first, second = both
+    front = gateway(upstream(both), wait="alive")
+    until(front, [OWN, "minilm"])
+    second.stop()
+    until(front, [OWN])
+    assert ask(front).status == 200 and embed(front, "minilm").status == 503
+    second.start()
+    until(front, [OWN, "minilm"])
+    first.stop()
+    until(front, ["minilm"])
+    assert ask(front).status == ask(front, OWN).status == 503 and embed(front, "minilm").status == 200
+    assert ask(front, "minilm").status == 400       # the default stays the first one's
+
+
+def test_the_first_engine_was_never_there(gateway, both):
+    first, second = both
+    second.embeds = False
+    first.stop()
+    front = gateway(upstream(both), wait="alive")
+    until(front, ["minilm"])
+    assert ask(front).status == 503 and ask(front, "minilm").status == 200
+    first.start()
+    until(front, [OWN, "minilm"])
+    assert reaches(first, ask(front), OWN)
+
+
+def test_an_engine_that_does_not_answer_holds_up_no_other(gateway, both):
+    first, second = both
+    for path in ("/health", LISTED):
+        second.on(path, [Hang()])
+    front = gateway(upstream(both), wait="alive")
+    until(front, [OWN], 2)
+    begun = time.monotonic()
+    assert ask(front).status == 200 and time.monotonic() - begun < 1
+    assert embed(front, "minilm").status == 404     # unknown until it answers
+    first.stop()
+    until(front, [], 2)
+
+
+def test_the_same_model_on_two_engines(gateway, both):
+    """The first that is up has it."""
+    first, second = both
+    second.models, second.embeds = first.models, False
+    front = gateway(upstream(both), wait="alive")
+    until(front, [OWN])
+    assert reaches(first, ask(front), OWN)
+    first.stop()
+    end = time.monotonic() + 5
+    while ask(front).status != 200:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert reaches(second, ask(front), OWN)
+
+
+def test_the_public_name_is_the_first_engines(gateway, both):
+    front = gateway(upstream(both), wait="alive", model="glm")
+    until(front, ["glm", "minilm"])
+    assert reaches(both[0], ask(front), OWN) and reaches(both[0], ask(front, "glm"), OWN)
+
+
+def test_tables_over_two_engines(gateway, both):
+    front = gateway(upstream(both), wait="alive", config="""
+[models.vectors]
+engine = "minilm"
+kind = "embedding"
+aliases = ["text-embedding-*"]
+[models.glm]
+engine = "GLM-5.3-Flash-EXL3"
+""")
+    until(front, ["vectors", "glm"])
+    assert reaches(both[0], ask(front), OWN)        # the first one that chats
+    for name in ("vectors", "text-embedding-3-small", "minilm"):
+        assert embed(front, name).status == 200 and both[1].requests[-1].json()["model"] == "minilm"
+
+
+def test_embeddings_take_no_slot_of_a_chat(gateway, both):
+    first, second = both
+    front = gateway(upstream(both), wait="alive", max_active=1)
+    until(front, [OWN, "minilm"])
+    first.play(Hang())
+    with front.client().open() as held:
+        held.start("POST", CHAT, {"messages": [{"role": "user", "content": "Hi"}]})
+        first.wait_for(1)
+        assert embed(front, "minilm").status == 200
+        second.play(Hang())
+        with front.client().open() as other:
+            other.start("POST", "/v1/embeddings", {"model": "minilm", "input": "a"})
+            second.wait_for(2)
+            with front.client().open() as third:
+                third.start("POST", "/v1/embeddings", {"model": "minilm", "input": "a"})
+                wait_until(lambda: gauges(front)["sparks_queued"] == 1, 5)
+                assert gauges(front)["sparks_active"] == 2
+    idle(front)

@@ -1,0 +1,261 @@
+"""run.sh: what it says, what it sets up and when, what it starts. A stand-in for Python makes the set-up quick."""
+import configparser
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+# Notes what pip is asked to install, and prints what it would start as "PID FILE ARGUMENTS".
+STAND_IN = r"""#!/usr/bin/env bash
+notes=@FOLDER@
+case "$*" in
+  *"import ensurepip, venv"*) [ ! -e "$notes/no-ensurepip" ] ;;
+  *sys.exit*) [ ! -e "$notes/too-old" ] ;;
+  -ISc*) cat "$notes/identity" ;;
+  --version) echo "Python 3.12.9" ;;
+  "-m venv "*) echo venv >> "$notes/done"; mkdir -p "$3/bin" && cp "$notes/python" "$3/bin/python" ;;
+  "-m pip install "*)
+    if [ -e "$notes/offline" ]; then
+      echo "ERROR: No matching distribution found for blinker==1.9.0"
+      exit 1
+    fi
+    sleep 0.1
+    for last; do :; done
+    echo "install ${last##*wanted-}" >> "$notes/done"
+    echo "  Downloading https://files/gevent-26.9.0-cp312-cp312-manylinux_2_28_x86_64.whl (2.2 MB)" ;;
+  *) echo "$$ ${1##*/} ${*:2}" ;;
+esac
+"""
+
+
+class Tree:
+    """A fresh copy of what run.sh needs, and the stand-in."""
+
+    def __init__(self, folder):
+        self.folder, self.notes = folder / "sparks", folder / "notes"
+        self.folder.mkdir(), self.notes.mkdir()
+        for name in ("run.sh", "requirements.txt"):
+            shutil.copy2(ROOT / name, self.folder)
+        self.venv, self.script = self.folder / ".venv", str(self.folder / "run.sh")
+        self.python = self.notes / "python"
+        self.python.write_text(STAND_IN.replace("@FOLDER@", str(self.notes)))
+        self.python.chmod(0o755)
+        self.note("identity", "/usr 3.12.9")
+        self.environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "SPARKS_PYTHON": str(self.python)}
+
+    def note(self, name, text=""):
+        (self.notes / name).write_text(text)
+
+    def start(self, *arguments):
+        return subprocess.Popen([self.script, *arguments], cwd="/", env=self.environment, text=True,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def run(self, *arguments):
+        """(exit code, stdout, stderr)"""
+        process = self.start(*arguments)
+        return read(process)
+
+    def done(self):
+        """What was set up since the last call."""
+        path = self.notes / "done"
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return lines
+
+
+def read(process):
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, err
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return Tree(tmp_path)
+
+
+# ---- what it says
+
+def test_help_needs_no_set_up(tree):
+    code, out, err = tree.run("--help")
+    assert (code, err) == (0, "")
+    for word in ("./run.sh --local", "keys", "test --vllm", "test --wheels", "sparks.example.toml", "SPARKS_PYTHON"):
+        assert word in out
+    assert not tree.venv.exists()
+
+
+@pytest.mark.parametrize("arguments, line", [
+    (["nonsense"], "run.sh: there is no 'nonsense'; ./run.sh --help explains what there is\n"),
+    (["--local", "now"], "run.sh: --local takes no argument, but there is 'now'; ./run.sh --help explains all\n"),
+])
+def test_a_wrong_argument_is_one_line_and_exit_2(tree, arguments, line):
+    assert tree.run(*arguments) == (2, "", line)
+    assert not tree.venv.exists()
+
+
+def test_a_python_that_is_too_old(tree):
+    tree.note("too-old")
+    assert tree.run() == (1, "", f"run.sh: SPARKS_PYTHON: {tree.python} is no Python 3.11, 3.12 or 3.13\n")
+
+
+def test_no_python_at_all(tree):
+    bare = tree.notes / "bin"
+    bare.mkdir()
+    for name in ("bash", "awk", "cmp", "cat", "readlink", "dirname", "flock"):
+        if found := shutil.which(name):
+            (bare / name).symlink_to(found)
+    tree.environment = {"PATH": str(bare)}
+    assert tree.run() == (1, "", "run.sh: Python 3.11, 3.12 or 3.13 is needed: "
+                                 "apt install python3 python3-venv (or name one in SPARKS_PYTHON)\n")
+
+
+def test_python_without_ensurepip(tree):
+    tree.note("no-ensurepip")
+    assert tree.run() == (1, "", "run.sh: this Python cannot make .venv: apt install python3-venv\n")
+
+
+def test_a_shim_that_fails_is_passed_over(tree):
+    shims = tree.notes / "shims"
+    shims.mkdir()
+    for name in ("python3", "python3.13"):
+        (shims / name).write_text("#!/bin/sh\necho 'python3.13: command not found' >&2\nexit 127\n")
+        (shims / name).chmod(0o755)
+    (shims / "python3.12").symlink_to(tree.python)
+    tree.environment.update(PATH=f"{shims}:/usr/bin:/bin", SPARKS_PYTHON="")
+    assert tree.run()[0] == 0
+    assert tree.done() == ["venv", "install gateway"]
+
+
+# ---- what it sets up, and when
+
+def test_the_first_start_sets_up_and_the_next_is_quick_and_quiet(tree):
+    code, out, err = tree.run("keys", "list")
+    assert (code, out.split()[1:]) == (0, ["keys.py", "list"])
+    assert err == ("making .venv with Python 3.12.9\n"
+                   f"installing the packages for 'gateway': {len(pins('gateway'))}\n"
+                   "  gevent 2.2 MB\n")
+    assert tree.done() == ["venv", "install gateway"]
+
+    before = time.monotonic()
+    code, out, err = tree.run("keys", "list")
+    assert time.monotonic() - before < 1
+    assert (code, out.split()[1:], err) == (0, ["keys.py", "list"], "")
+    assert tree.done() == []
+
+
+def test_sections_are_installed_as_they_are_needed(tree):
+    tree.run()
+    assert tree.done() == ["venv", "install gateway"]
+    tree.run("--local")
+    assert tree.done() == ["install local"]
+    tree.run("test")
+    assert tree.done() == ["install test"]
+
+
+def test_a_changed_section_is_installed_again(tree):
+    tree.run("--local")
+    tree.done()
+    path = tree.folder / "requirements.txt"
+    path.write_text(path.read_text().replace("flask==3.1.3", "flask==3.1.4"))
+    tree.run("--local")
+    assert tree.done() == ["install gateway"]
+
+
+def test_a_changed_python_makes_all_again(tree):
+    tree.run()
+    tree.done()
+    tree.note("identity", "/usr 3.13.1")
+    tree.run()
+    assert tree.done() == ["venv", "install gateway"]
+
+
+def test_a_set_up_that_failed_is_done_again(tree):
+    tree.note("offline")
+    code, out, err = tree.run()
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-2:] == [
+        "ERROR: No matching distribution found for blinker==1.9.0",
+        f"run.sh: pip could not install the packages for 'gateway'; all it said is in {tree.venv}/pip.log"]
+    (tree.notes / "offline").unlink()
+    tree.done()
+    assert tree.run()[0] == 0
+    assert tree.done() == ["install gateway"]
+
+
+def test_a_venv_cut_short_is_made_again(tree):
+    tree.run()
+    tree.done()
+    (tree.venv / "made-by").unlink()
+    tree.run()
+    assert tree.done() == ["venv", "install gateway"]
+
+
+@pytest.mark.skipif(not shutil.which("flock"), reason="needs flock")
+def test_two_at_once_set_up_once(tree):
+    both = [tree.start("keys", name) for name in ("a", "b")]
+    assert [read(process)[0] for process in both] == [0, 0]
+    assert tree.done() == ["venv", "install gateway"]
+
+
+# ---- what it starts
+
+@pytest.mark.parametrize("arguments, started", [
+    ([], "sparks.py"),
+    (["--local"], "sparks.py --local"),
+    (["keys", "add", "two words"], "keys.py add two words"),
+    (["test"], "-m pytest"),
+    (["test", "-x", "tests/server/test_run.py"], "-m pytest -x tests/server/test_run.py"),
+    (["test", "--vllm"], "-m pytest -m vllm tests/engines/test_vllm.py --run-vllm"),
+    (["test", "--wheels"], "wheels.py"),
+])
+def test_it_becomes_what_it_starts(tree, arguments, started):
+    process = tree.start(*arguments)
+    code, out, _ = read(process)
+    assert (code, out.strip()) == (0, f"{process.pid} {started}")
+
+
+def test_through_a_link(tree):
+    link = tree.notes / "sparks"
+    link.symlink_to(tree.script)
+    tree.script = str(link)
+    assert tree.run()[0] == 0
+    assert tree.venv.exists()
+
+
+# ---- the pins
+
+def pins(section):
+    """{name: [hashes]} of a section of requirements.txt."""
+    text = (ROOT / "requirements.txt").read_text().split(f"# == {section}\n")[1].split("# == ")[0]
+    blocks = re.split(r"\n(?=[a-z])", text.replace("\\\n", " ").strip())
+    return {block.split("==")[0]: re.findall(r"--hash=sha256:[0-9a-f]{64}(?=\s|$)", block) for block in blocks}
+
+
+def wanted(section):
+    """The names of setup.cfg's dependencies for a section."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    text = config["options"]["install_requires"] if section == "gateway" else config["options.extras_require"][section]
+    return {re.match(r"[\w-]+", line)[0] for line in text.split("\n") if line}
+
+
+@pytest.mark.parametrize("section", ["gateway", "test", "local"])
+def test_every_dependency_is_pinned_with_hashes(section):
+    pinned = pins(section)
+    assert wanted(section) <= pinned.keys()
+    assert all(pinned.values())
+
+
+def test_no_package_is_in_two_sections():
+    names = [name for section in ("gateway", "test", "local") for name in pins(section)]
+    assert len(names) == len(set(names))
+
+
+def test_requirements_hold_nothing_but_pins():
+    line = re.compile(r"|#.*|[a-z0-9.-]+==[\w.]+ \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
+    odd = [text for text in (ROOT / "requirements.txt").read_text().splitlines() if not line.fullmatch(text)]
+    assert odd == []
