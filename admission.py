@@ -3,6 +3,7 @@
 Waiting requests take turns by key, so that one person's twenty agents don't hold up another's one question; within a key,
 first come, first served. Limits are values that come with each request. Times are epoch seconds, passed in.
 """
+
 from collections import deque
 from datetime import datetime, timedelta, timezone
 from math import ceil
@@ -11,12 +12,13 @@ from typing import NamedTuple
 from errors import LimitExceeded, Overloaded, QueueFull, QuotaExceeded, ShuttingDown
 
 MINUTE = 60.0
-MOST_RETRY = 30                                     # seconds: the longest Retry-After for a full queue
-SAMPLES = 16                                        # of the moments at which slots came free, to tell how fast they do
+MOST_RETRY = 30  # seconds: the longest Retry-After for a full queue
+SAMPLES = 16  # of the moments at which slots came free, to tell how fast they do
 
 
 class Limits(NamedTuple):
     """What a key may do; None is no limit."""
+
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     active: int | None = None
@@ -39,9 +41,9 @@ class Account:
 
     def __init__(self):
         self.limits, self.active, self.waiting = NONE, 0, 0
-        self.turn = 0                                       # when it was last granted a slot, counted in grants
-        self.requests, self.tokens = deque(), deque()       # moments; (moment, count)
-        self.minute = 0                                     # the sum of these counts
+        self.turn = 0  # when it was last granted a slot, counted in grants
+        self.requests, self.tokens = deque(), deque()  # moments; (moment, count)
+        self.minute = 0  # the sum of these counts
         self.day, self.month = Budget(day_of), Budget(month_of)
 
     def busy(self):
@@ -79,13 +81,17 @@ class Budget:
 
 def day_of(now):
     """(begin, end) of the day, in epoch seconds."""
-    begin = datetime.fromtimestamp(now, timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+    begin = datetime.fromtimestamp(now, timezone.utc).replace(
+        hour=0, minute=0, second=0, microsecond=0
+    )
     return begin.timestamp(), (begin + timedelta(days=1)).timestamp()
 
 
 def month_of(now):
     """(begin, end) of the month, in epoch seconds."""
-    begin = datetime.fromtimestamp(now, timezone.utc).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    begin = datetime.fromtimestamp(now, timezone.utc).replace(
+        day=1, hour=0, minute=0, second=0, microsecond=0
+    )
     return begin.timestamp(), (begin + timedelta(days=32)).replace(day=1).timestamp()
 
 
@@ -104,7 +110,7 @@ class Gate:
         self.slots, self.most_waiting = slots, most_waiting
         self.lanes, self.accounts = {}, {}
         self.grants = 0
-        self.closed = False                         # draining: nobody comes in any more
+        self.closed = False  # draining: nobody comes in any more
 
     @property
     def active(self):
@@ -156,8 +162,13 @@ class Gate:
         """The Refusal for a request that found the queue full, or waited in it for too long."""
         wait = self.patience(lane, now)
         if 2 * account.waiting >= max(self.waiting, 1) and account.waiting > 1:
-            return QueueFull(f"{account.waiting} of your requests are waiting already; let them end first", retry_after=wait)
-        return Overloaded("all slots are taken and the queue is full; try again later", retry_after=wait)
+            return QueueFull(
+                f"{account.waiting} of your requests are waiting already; let them end first",
+                retry_after=wait,
+            )
+        return Overloaded(
+            "all slots are taken and the queue is full; try again later", retry_after=wait
+        )
 
     def late(self, ticket, now):
         """The Refusal for a ticket that has waited for too long."""
@@ -167,20 +178,29 @@ class Gate:
         """Whole seconds in which the lane's queue should have moved on, by how fast slots have been freeing."""
         if len(lane.freed) < 2:
             return MOST_RETRY
-        pace = (now - lane.freed[0]) / len(lane.freed)      # seconds a slot
+        pace = (now - lane.freed[0]) / len(lane.freed)  # seconds a slot
         return min(MOST_RETRY, max(1, ceil(pace * (self.waiting + 1))))
 
     def check_limits(self, account, now):
         limits = account.limits
         account.forget(now)
-        if limits.requests_per_minute is not None and len(account.requests) >= limits.requests_per_minute:
+        if (
+            limits.requests_per_minute is not None
+            and len(account.requests) >= limits.requests_per_minute
+        ):
             at = account.requests[-limits.requests_per_minute] + MINUTE
-            raise spent("requests a minute", limits.requests_per_minute, len(account.requests), at, now)
+            raise spent(
+                "requests a minute", limits.requests_per_minute, len(account.requests), at, now
+            )
         used = account.minute
         if limits.tokens_per_minute is not None and used >= limits.tokens_per_minute:
-            raise spent("tokens a minute", limits.tokens_per_minute, used, self.ebb(account, used), now)
-        for name, limit, budget in (("today", limits.tokens_per_day, account.day),
-                                    ("this month", limits.tokens_per_month, account.month)):
+            raise spent(
+                "tokens a minute", limits.tokens_per_minute, used, self.ebb(account, used), now
+            )
+        for name, limit, budget in (
+            ("today", limits.tokens_per_day, account.day),
+            ("this month", limits.tokens_per_month, account.month),
+        ):
             if limit is not None and budget.used(now) >= limit:
                 raise exhausted(name, limit, budget, now)
 
@@ -248,10 +268,17 @@ class Gate:
         """How many will have had their turn when this one's comes, itself included; 0 once it runs."""
         if ticket.state != "waiting":
             return 0
-        turns = ticket.lane.queues[ticket.key].index(ticket)       # of its own key before it
+        turns = ticket.lane.queues[ticket.key].index(ticket)  # of its own key before it
         mine = self.account(ticket.key).turn
-        return 1 + turns + sum(min(len(queue), turns + (self.account(key).turn < mine))
-                               for key, queue in ticket.lane.queues.items() if key != ticket.key)
+        return (
+            1
+            + turns
+            + sum(
+                min(len(queue), turns + (self.account(key).turn < mine))
+                for key, queue in ticket.lane.queues.items()
+                if key != ticket.key
+            )
+        )
 
     def standing(self, key, limits, now):
         """The windows of a key as OpenAI's x-ratelimit- headers name them: a dict, empty without such limits."""
@@ -260,24 +287,35 @@ class Gate:
         oldest = account.requests[0] if account.requests else None
         headers = window("requests", limits.requests_per_minute, len(account.requests), oldest, now)
         oldest = account.tokens[0][0] if account.tokens else None
-        return {**headers, **window("tokens", limits.tokens_per_minute, account.minute, oldest, now)}
+        return {
+            **headers,
+            **window("tokens", limits.tokens_per_minute, account.minute, oldest, now),
+        }
 
 
 def window(kind, limit, used, oldest, now):
     if limit is None:
         return {}
     reset = max(0.0, oldest + MINUTE - now) if oldest is not None else 0
-    return {f"x-ratelimit-limit-{kind}": str(limit), f"x-ratelimit-remaining-{kind}": str(max(0, limit - used)),
-            f"x-ratelimit-reset-{kind}": f"{reset:.3f}s"}
+    return {
+        f"x-ratelimit-limit-{kind}": str(limit),
+        f"x-ratelimit-remaining-{kind}": str(max(0, limit - used)),
+        f"x-ratelimit-reset-{kind}": f"{reset:.3f}s",
+    }
 
 
 def spent(what, limit, used, at, now):
     wait = max(1, ceil(at - now))
-    return LimitExceeded(f"this key may use {limit} {what} and has used {used}; the next is free in {wait} s", retry_after=wait)
+    return LimitExceeded(
+        f"this key may use {limit} {what} and has used {used}; the next is free in {wait} s",
+        retry_after=wait,
+    )
 
 
 def exhausted(name, limit, budget, now):
     end = budget.period(now)[1]
     when = datetime.fromtimestamp(end, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    return QuotaExceeded(f"this key may use {limit:,} tokens {name} and has used {budget.used(now):,}; it starts anew at {when}",
-                         retry_after=max(1, ceil(end - now)))
+    return QuotaExceeded(
+        f"this key may use {limit:,} tokens {name} and has used {budget.used(now):,}; it starts anew at {when}",
+        retry_after=max(1, ceil(end - now)),
+    )

@@ -2,6 +2,7 @@
 
 `relay` is a stream from top to bottom, `plain` a request that is answered whole.
 """
+
 import logging
 import re
 import random
@@ -16,27 +17,34 @@ from gevent.event import Event
 from engines import images
 import pump
 from front.body import Bodies, Body
-from errors import ClientGone, InternalError, Refusal, ShuttingDown, UpstreamError, UpstreamTimeout, from_engine
+from errors import ClientGone, InternalError, Refusal, ShuttingDown, UpstreamError, UpstreamTimeout
+from engines.failures import from_engine
 from engines.http1 import Silent
 from store.ledger import Row, figures
 from stream import loads
 
 logger = logging.getLogger("sparks")
-MAX_ANSWER = 256 << 20                              # bytes of a plain answer
+MAX_ANSWER = 256 << 20  # bytes of a plain answer
 
 
-LOOK = 0.25                                         # seconds between two looks at a socket that has bytes waiting
-STARTED = time() - monotonic()                      # the epoch by a clock that is never set back
-ESTABLISHED = 1                                     # in TCP_INFO
-COUNT_WAIT = 0.5                                    # seconds for which the first event waits for the count of the prompt
-LEFT = 499                                          # the status in the ledger of a request whose client went away
+LOOK = 0.25  # seconds between two looks at a socket that has bytes waiting
+STARTED = time() - monotonic()  # the epoch by a clock that is never set back
+ESTABLISHED = 1  # in TCP_INFO
+COUNT_WAIT = 0.5  # seconds for which the first event waits for the count of the prompt
+LEFT = 499  # the status in the ledger of a request whose client went away
 
 
 class Gateway:
     """What all calls of a gateway share. `notes` are called with each Row of the ledger: log, metrics."""
 
     def __init__(self, settings, fleet, gate, ledger, notes=()):
-        self.settings, self.fleet, self.gate, self.ledger, self.notes = settings, fleet, gate, ledger, notes
+        self.settings, self.fleet, self.gate, self.ledger, self.notes = (
+            settings,
+            fleet,
+            gate,
+            ledger,
+            notes,
+        )
         self.bodies, self.live = Bodies(settings.max_bodies), set()
 
     def drain(self, seconds):
@@ -68,12 +76,14 @@ class Call:
     def __init__(self, gateway, environ):
         self.gateway, self.sock = gateway, environ["gunicorn.socket"]
         self.id = request_id(environ.get("HTTP_X_REQUEST_ID", ""))
-        self.chunked = environ["SERVER_PROTOCOL"] != "HTTP/1.0"     # as the answer is framed
+        self.chunked = environ["SERVER_PROTOCOL"] != "HTTP/1.0"  # as the answer is framed
         self.body = Body(environ, gateway.bodies, gateway.settings.max_body)
         self.greenlet, self.open = getcurrent(), True
-        self.key = self.ask = self.ticket = self.answer = self.watcher = self.usage = self.counting = None
+        self.key = self.ask = self.ticket = self.answer = self.watcher = self.usage = (
+            self.counting
+        ) = None
         self.begun, self.started, self.route = monotonic(), time(), ""
-        self.entered = self.granted = self.first = None     # monotonic moments of its way
+        self.entered = self.granted = self.first = None  # monotonic moments of its way
         gateway.live.add(self)
 
     # -- the client
@@ -90,7 +100,7 @@ class Call:
         except OSError:
             pass
         self.unwatch()
-        if waiting[0]:                              # a pipelined request: its bytes are gunicorn's
+        if waiting[0]:  # a pipelined request: its bytes are gunicorn's
             self.watcher = get_hub().loop.timer(LOOK, LOOK)
             self.watcher.start(self.on_look)
         else:
@@ -130,10 +140,12 @@ class Call:
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
         self.ask, self.entered = ask, monotonic()
-        if ask.count:                               # beside the queue and the prefill
+        if ask.count:  # beside the queue and the prefill
             self.counting = spawn(self.gateway.fleet.count, ask)
             self.counting.link(lambda _: self.counted())
-        self.ticket, granted = self.gateway.gate.enter(self.key.id, ask.model.lane, self.key.limits, now())
+        self.ticket, granted = self.gateway.gate.enter(
+            self.key.id, ask.model.lane, self.key.limits, now()
+        )
         self.ticket.granted = Event()
         wake(granted)
 
@@ -162,7 +174,11 @@ class Call:
     def prompt_tokens(self):
         """How many tokens the prompt has, as counted by now or soon, else estimated."""
         self.counting.join(COUNT_WAIT)
-        tokens = self.counting.value if self.counting.successful() else self.gateway.fleet.estimate(self.ask)
+        tokens = (
+            self.counting.value
+            if self.counting.successful()
+            else self.gateway.fleet.estimate(self.ask)
+        )
         self.counting.kill(block=False)
         self.counted()
         return tokens
@@ -184,7 +200,9 @@ class Call:
         self.gateway.live.discard(self)
         self.body.release()
         self.unwatch()
-        self.sock.settimeout(self.gateway.settings.stall_timeout)      # for each write that is still to come
+        self.sock.settimeout(
+            self.gateway.settings.stall_timeout
+        )  # for each write that is still to come
         if self.counting:
             self.counting.kill(block=False)
         if self.answer:
@@ -202,12 +220,22 @@ class Call:
         model = self.ask.model if self.ask else None
         stream = self.ask.stream if self.ask else None
         return Row(
-            id=self.id, key_id=self.key.id if self.key else 0, model=model.id if model else "",
-            engine=model.engine.url if self.answer else "", route=self.route, started=self.started,
-            queued_ms=self.queued_ms, first_ms=between(self.begun, self.first), total_ms=between(self.begun, monotonic()),
-            status=status, error=error.code if error else None, streamed=stream is not None, aborted=status == LEFT,
+            id=self.id,
+            key_id=self.key.id if self.key else 0,
+            model=model.id if model else "",
+            engine=model.engine.url if self.answer else "",
+            route=self.route,
+            started=self.started,
+            queued_ms=self.queued_ms,
+            first_ms=between(self.begun, self.first),
+            total_ms=between(self.begun, monotonic()),
+            status=status,
+            error=error.code if error else None,
+            streamed=stream is not None,
+            aborted=status == LEFT,
             truncated=bool(stream and error and self.first),
-            **figures(self.usage or stream and stream.usage, stream))
+            **figures(self.usage or stream and stream.usage, stream),
+        )
 
     @property
     def queued_ms(self):
@@ -222,7 +250,11 @@ class Call:
 
 def request_id(wish):
     """The client's own id if it is a clean one, and no key by mistake; else a new one."""
-    return wish if re.fullmatch(r"(?!(?i:sk-))[A-Za-z0-9._-]{1,64}", wish) else f"{random.getrandbits(128):032x}"
+    return (
+        wish
+        if re.fullmatch(r"(?!(?i:sk-))[A-Za-z0-9._-]{1,64}", wish)
+        else f"{random.getrandbits(128):032x}"
+    )
 
 
 def now():
@@ -256,7 +288,7 @@ def relay(call, ask):
             begun = True
             yield stream.alive()
         begun, call.first = True, monotonic()
-        yield b""                                   # the head; all that follows goes through the pump
+        yield b""  # the head; all that follows goes through the pump
         pump.move(answer, stream, call.sock, call.chunked, settings, since, events)
         last, fault = stream.end(), None
     except Exception as error:
@@ -264,7 +296,9 @@ def relay(call, ask):
         if not begun:
             raise fault from None
         last = stream.fail(fault)
-    call.settle(fault.status if fault else 200, fault, whole=not fault and (stream.done or answer.ended))
+    call.settle(
+        fault.status if fault else 200, fault, whole=not fault and (stream.done or answer.ended)
+    )
     yield last
 
 
@@ -277,9 +311,11 @@ def first_events(call, since):
         data = answer.read(left)
         if data is None:
             break
-        if answer.streams is None:                  # its first bytes tell
+        if answer.streams is None:  # its first bytes tell
             answer.streams = answer.status == 200 and is_stream(answer, data)
-        if call.counting is not None and stream.prompt_tokens is None:     # one that has ended is false
+        if (
+            call.counting is not None and stream.prompt_tokens is None
+        ):  # one that has ended is false
             stream.prompt_tokens = call.prompt_tokens()
         if not answer.streams:
             return unstreamed(answer, stream, data, settings, since)
@@ -287,7 +323,7 @@ def first_events(call, since):
         if events:
             return events
         if not data or stream.over:
-            stream.end()                            # raises: it ended without a word, which is still an HTTP status
+            stream.end()  # raises: it ended without a word, which is still an HTTP status
             return events
     if monotonic() >= deadline:
         raise unanswered(settings)
@@ -299,7 +335,7 @@ def unstreamed(answer, stream, data, settings, since):
     rest = b"" if answer.ended else collect(answer, settings, since)
     events = stream.whole(checked(answer, data + rest))
     if stream.fault or not events:
-        stream.end()                                # raises: it is none, which is still an HTTP status
+        stream.end()  # raises: it is none, which is still an HTTP status
     return events
 
 
@@ -313,7 +349,9 @@ def plain(call, ask, write):
         since = monotonic()
         answer = call.send()
         body = collect(answer, settings, since)
-        data, call.usage = write(body if is_stream(answer, body) and answer.status == 200 else checked(answer, body), ask)
+        data, call.usage = write(
+            body if is_stream(answer, body) and answer.status == 200 else checked(answer, body), ask
+        )
     except Exception as error:
         raise ours(error) from None
     call.settle(200, whole=True)
@@ -337,13 +375,19 @@ def collect(answer, settings, since):
 
 
 def unanswered(settings):
-    return UpstreamTimeout(f"the engine has not answered within {settings.answer_timeout:g} seconds")
+    return UpstreamTimeout(
+        f"the engine has not answered within {settings.answer_timeout:g} seconds"
+    )
 
 
 def is_stream(answer, data):
     """Whether the engine answers with events; some forget to say so."""
     kind = answer.headers.get("content-type", "")
-    return "event-stream" in kind or "json" not in kind and data.lstrip()[:1] not in (b"{", b"[", b"<", b"")
+    return (
+        "event-stream" in kind
+        or "json" not in kind
+        and data.lstrip()[:1] not in (b"{", b"[", b"<", b"")
+    )
 
 
 def checked(answer, body):

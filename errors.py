@@ -1,20 +1,26 @@
-"""Refusals: everything Sparks says no with. Raising one *is* answering: `sparks.py` renders it in the caller's shape.
+"""Refusals: everything Sparks says no with. Raising one *is* answering: the dialect
+of the request writes it in the caller's shape, `front/views.py` where there is no dialect.
 
 Source: the errors table of the gateway's specification; OpenAI's error object.
 """
-import re
 
 from greenlet import GreenletExit
 
 # What `error.type` says for a status, in OpenAI's words; anything else is an api_error.
 TYPES = {
-    400: "invalid_request_error", 401: "invalid_request_error", 403: "permission_error", 404: "not_found_error",
-    405: "invalid_request_error", 408: "invalid_request_error", 413: "invalid_request_error",
-    415: "invalid_request_error", 422: "invalid_request_error", 429: "rate_limit_error",
+    400: "invalid_request_error",
+    401: "invalid_request_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
 }
 
-RETRY_AFTER = 5                                     # seconds after which an engine that is off is worth another try
-MAX_MESSAGE = 2000                                  # characters of an engine's message; some repeat the whole prompt
+RETRY_AFTER = 5  # seconds after which an engine that is off is worth another try
 
 
 class Refusal(Exception):
@@ -26,8 +32,15 @@ class Refusal(Exception):
     headers      further response headers
     """
 
-    status, code = 400, "invalid_request"
-    final = False                                   # trying again cannot help, whatever the status says
+    status = 400
+    code = "invalid_request"
+    final = False  # trying again cannot help, whatever the status says
+
+    def __init_subclass__(cls, *, status=None, code=None, final=None):
+        """What is not given stays as in the class above."""
+        cls.status = cls.status if status is None else status
+        cls.code = cls.code if code is None else code
+        cls.final = cls.final if final is None else final
 
     def __init__(self, message, param=None, *, status=None, code=None, retry_after=None):
         super().__init__(message)
@@ -58,25 +71,61 @@ class Refusal(Exception):
         return self.final or 400 <= self.status < 500 and self.status not in (408, 429)
 
 
-class InvalidRequest(Refusal): "The request is at fault; `param` names the field."
-class InvalidKey(Refusal): status, code, final = 401, "invalid_api_key", True
-class Forbidden(Refusal): status, code = 403, "forbidden"
-class ModelNotAllowed(Refusal): status, code = 403, "model_not_allowed"
-class NotFound(Refusal): status, code = 404, "not_found"
-class ModelNotFound(Refusal): status, code = 404, "model_not_found"
-class MethodNotAllowed(Refusal): status, code = 405, "method_not_allowed"
-class BodyTimeout(Refusal): status, code = 408, "request_timeout"
-class TooLarge(Refusal): status, code = 413, "request_too_large"
-class UnsupportedEncoding(Refusal): status, code = 415, "unsupported_encoding"
-class LimitExceeded(Refusal): status, code = 429, "rate_limit_exceeded"
-class QuotaExceeded(Refusal): status, code, final = 429, "quota_exceeded", True
-class QueueFull(Refusal): status, code = 429, "queue_full"
-class InternalError(Refusal): status, code = 500, "internal_error"
-class UpstreamError(Refusal): status, code = 502, "upstream_error"
-class ModelUnavailable(Refusal): status, code = 503, "model_unavailable"
-class Overloaded(Refusal): status, code = 503, "overloaded"
-class ShuttingDown(Refusal): status, code = 503, "shutting_down"
-class UpstreamTimeout(Refusal): status, code = 504, "upstream_timeout"
+class InvalidRequest(Refusal, status=400, code="invalid_request"): ...
+
+
+class InvalidKey(Refusal, status=401, code="invalid_api_key", final=True): ...
+
+
+class Forbidden(Refusal, status=403, code="forbidden"): ...
+
+
+class ModelNotAllowed(Refusal, status=403, code="model_not_allowed"): ...
+
+
+class NotFound(Refusal, status=404, code="not_found"): ...
+
+
+class ModelNotFound(Refusal, status=404, code="model_not_found"): ...
+
+
+class MethodNotAllowed(Refusal, status=405, code="method_not_allowed"): ...
+
+
+class BodyTimeout(Refusal, status=408, code="request_timeout"): ...
+
+
+class TooLarge(Refusal, status=413, code="request_too_large"): ...
+
+
+class UnsupportedEncoding(Refusal, status=415, code="unsupported_encoding"): ...
+
+
+class LimitExceeded(Refusal, status=429, code="rate_limit_exceeded"): ...
+
+
+class QuotaExceeded(Refusal, status=429, code="quota_exceeded", final=True): ...
+
+
+class QueueFull(Refusal, status=429, code="queue_full"): ...
+
+
+class InternalError(Refusal, status=500, code="internal_error"): ...
+
+
+class UpstreamError(Refusal, status=502, code="upstream_error"): ...
+
+
+class ModelUnavailable(Refusal, status=503, code="model_unavailable"): ...
+
+
+class Overloaded(Refusal, status=503, code="overloaded"): ...
+
+
+class ShuttingDown(Refusal, status=503, code="shutting_down"): ...
+
+
+class UpstreamTimeout(Refusal, status=504, code="upstream_timeout"): ...
 
 
 class ClientGone(GreenletExit):
@@ -89,58 +138,14 @@ class SettingsError(Exception):
 
 # ---- shapes
 
+
 def error_body(refusal):
     """A refusal in OpenAI's shape, as a dict."""
-    return {"error": {"message": refusal.message, "type": refusal.type, "code": refusal.code, "param": refusal.param}}
-
-
-CODES = {400: "invalid_request", 404: "not_found", 413: "request_too_large", 422: "invalid_request",
-         429: "rate_limit_exceeded", 503: "model_unavailable"}
-TOO_LONG = re.compile(r"context (?:length|size|window)|exceed_context_size|too large to process", re.I)
-OWN_NAMES = (None, "input_tokens", "input_text")     # of vLLM for what is too long; no client sends them
-THE_CLIENTS = re.compile(r"image input is not supported|too large to process", re.I)
-MARKUP = re.compile(r"<(?:!doctype|html|body|head)\b|Traceback \(most recent call last\)", re.I)
-
-
-def from_engine(status, answer, retry_after=None):
-    """The Refusal for an engine's error, whatever shape it has.
-
-    status  its HTTP status, or None for an error inside a stream, whose own code then counts; `retry_after` its header
-    answer  the parsed JSON (any type), or None if it was no JSON: then a plain sentence stands for it
-    """
-    error = answer.get("error", answer) if isinstance(answer, dict) else answer
-    fields = error if isinstance(error, dict) else {"message": error}
-    status = status or numeric(fields.get("code")) or 502
-    message = message_of(fields) or f"the engine answered with status {status}"
-    if not 400 <= status <= 599 or status == 499:   # 499 would say that the client had left
-        status = 502
-    if status in (401, 403):                        # its key is ours to set, not the client's
-        return UpstreamError("the engine refused the gateway's own key; tell the operator to check SPARKS_UPSTREAM_KEY")
-    if THE_CLIENTS.search(message):                  # llama.cpp calls a client's mistake a 500
-        status = 400
-    param = fields.get("param") if isinstance(fields.get("param"), str) else None
-    code = CODES.get(status, "invalid_request" if status < 500 else "upstream_error")    # ours: the ledger keeps it
-    if status == 400 and TOO_LONG.search(f"{message} {fields.get('type')}"):
-        code, param = "context_length_exceeded", "messages" if param in OWN_NAMES else param
-    wait = retry_after if retry_after and re.fullmatch(r"[0-9]{1,5}", retry_after) else RETRY_AFTER if status == 503 else None
-    return Refusal(message, param, status=status, code=code, retry_after=wait)
-
-
-def numeric(code):
-    if isinstance(code, bool):
-        return None
-    return int(code) if isinstance(code, int) or isinstance(code, str) and re.fullmatch(r"[0-9]{3}", code) else None
-
-
-def message_of(fields):
-    """The sentence in an engine's error, or None where there is none that a person should see."""
-    message = fields.get("message") or fields.get("detail")
-    if isinstance(message, list):                   # FastAPI's: [{"loc": [...], "msg": "..."}]
-        message = "; ".join(f"{place(item.get('loc'))}: {item.get('msg')}" for item in message if isinstance(item, dict))
-    if not isinstance(message, str) or not message.strip() or MARKUP.search(message):
-        return None
-    return message.strip()[:MAX_MESSAGE]
-
-
-def place(loc):
-    return ".".join(map(str, loc)) if isinstance(loc, list) else str(loc)
+    return {
+        "error": {
+            "message": refusal.message,
+            "type": refusal.type,
+            "code": refusal.code,
+            "param": refusal.param,
+        }
+    }

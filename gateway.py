@@ -1,5 +1,5 @@
-"""What runs in the worker: the parts are made, told of each other, and set going.
-"""
+"""What runs in the worker: the parts are made, told of each other, and set going."""
+
 import gc
 import logging
 from urllib.parse import urlsplit
@@ -22,7 +22,7 @@ from store.seal import own_seal
 from engines.fleet import Fleet
 
 logger = logging.getLogger("sparks")
-SOON = 5                                            # seconds in which the engines should have been looked at
+SOON = 5  # seconds in which the engines should have been looked at
 
 
 def start(worker, settings, is_local):
@@ -34,7 +34,9 @@ def start(worker, settings, is_local):
     if is_local:
         local.adopt(settings)
     fleet, book, metrics = Fleet(settings), ledger.Ledger(settings), Metrics()
-    gateway = calls.Gateway(settings, fleet, open_gate(settings), book, (log_module.note, metrics.note))
+    gateway = calls.Gateway(
+        settings, fleet, open_gate(settings), book, (log_module.note, metrics.note)
+    )
     metrics.watch(gateway)
     for engine, command in zip(fleet.engines, local.COMMANDS if is_local else ()):
         local.Engine(urlsplit(engine.url).port, logger.warning, command, engine.hurry.set).start()
@@ -42,11 +44,13 @@ def start(worker, settings, is_local):
     gevent.spawn(book.keep_up)
     gevent.spawn(announce, settings, fleet, is_local, first_key)
     worker.on_end, worker.on_quit = lambda: gateway.drain(settings.drain), gateway.abandon
-    worker.on_reload = lambda: reload(gateway, (lambda new: local.adopt(new, settings.upstream)) if is_local else lambda new: None)
+    worker.on_reload = lambda: reload(
+        gateway, (lambda new: local.adopt(new, settings.upstream)) if is_local else lambda new: None
+    )
     DIALECTS["/v1/responses"].seal = own_seal()
     app = create_app(gateway, keys.Keyring(), metrics)
     gc.collect()
-    gc.freeze()                                     # what is loaded stays: the collector need not walk through it
+    gc.freeze()  # what is loaded stays: the collector need not walk through it
     return app
 
 
@@ -76,11 +80,16 @@ def reload(gateway, adapt):
     except SettingsError as error:
         return logger.error("reload: %s; the old settings stay", error)
     fixed = gateway.settings.adopt(new)
-    gateway.gate.slots, gateway.gate.most_waiting = gateway.settings.max_active, gateway.settings.max_queued
+    gateway.gate.slots, gateway.gate.most_waiting = (
+        gateway.settings.max_active,
+        gateway.settings.max_queued,
+    )
     gateway.bodies.most = gateway.settings.max_bodies
     gateway.fleet.configure()
     calls.wake(gateway.gate.grant())
-    logger.warning("reload: sparks.toml was read" + (f"; {', '.join(fixed)} need a restart" if fixed else ""))
+    logger.warning(
+        "reload: sparks.toml was read" + (f"; {', '.join(fixed)} need a restart" if fixed else "")
+    )
 
 
 def announce(settings, fleet, is_local, first_key):

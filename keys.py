@@ -3,6 +3,7 @@
 
 A key is `sk-sparks-` and random characters; only its SHA-256 and a short prefix are stored.
 """
+
 import os
 import sys
 
@@ -11,8 +12,14 @@ VENV = os.path.join(HOME, ".venv")
 
 PYTHON = os.path.join(VENV, "bin", "python")
 
-if __name__ == "__main__" and os.path.exists(PYTHON) and os.path.realpath(sys.prefix) != os.path.realpath(VENV):
-    os.execv(PYTHON, [PYTHON, os.path.abspath(__file__)] + sys.argv[1:])    # typed with the machine's own Python
+if (
+    __name__ == "__main__"
+    and os.path.exists(PYTHON)
+    and os.path.realpath(sys.prefix) != os.path.realpath(VENV)
+):
+    os.execv(
+        PYTHON, [PYTHON, os.path.abspath(__file__)] + sys.argv[1:]
+    )  # typed with the machine's own Python
 
 try:
     import click
@@ -39,24 +46,24 @@ from store.database import database, open_database
 from errors import InvalidKey, SettingsError
 
 PREFIX = "sk-sparks-"
-RANDOM_BYTES = 32                                       # 43 URL-safe characters
-FRESH = 0.01                                            # seconds for which a gateway does not ask whether keys were changed
-SHOWN = len(PREFIX) + 6                                 # characters of a key that lists may show
+RANDOM_BYTES = 32  # 43 URL-safe characters
+FRESH = 0.01  # seconds for which a gateway does not ask whether keys were changed
+SHOWN = len(PREFIX) + 6  # characters of a key that lists may show
 
 
 class KeyRow(peewee.Model):
     name = peewee.CharField()
     prefix = peewee.CharField()
-    digest = peewee.CharField(unique=True)              # SHA-256 of the key, hexadecimal
+    digest = peewee.CharField(unique=True)  # SHA-256 of the key, hexadecimal
     created = peewee.DateTimeField()
     revoked = peewee.DateTimeField(null=True)
     requests_per_minute = peewee.IntegerField(null=True)
     tokens_per_minute = peewee.IntegerField(null=True)
-    active = peewee.IntegerField(null=True)             # requests running at once
+    active = peewee.IntegerField(null=True)  # requests running at once
     tokens_per_day = peewee.IntegerField(null=True)
     tokens_per_month = peewee.IntegerField(null=True)
-    models = peewee.CharField(null=True)                # patterns, with commas
-    expires = peewee.DateTimeField(null=True)           # UTC
+    models = peewee.CharField(null=True)  # patterns, with commas
+    expires = peewee.DateTimeField(null=True)  # UTC
     reasoning_field = peewee.CharField(null=True)
     admin = peewee.BooleanField(default=False)
 
@@ -71,14 +78,16 @@ class KeyRow(peewee.Model):
 
 # ---- keys for the gateway
 
+
 class Key(NamedTuple):
     """A valid key as the gateway knows it."""
+
     id: int
     name: str
     limits: Limits = Limits()
-    models: tuple = ()                                  # patterns of the models it may use; empty: all
-    expires: float | None = None                        # epoch seconds
-    reasoning_field: str | None = None                  # None: as the model's
+    models: tuple = ()  # patterns of the models it may use; empty: all
+    expires: float | None = None  # epoch seconds
+    reasoning_field: str | None = None  # None: as the model's
     admin: bool = False
 
 
@@ -98,11 +107,15 @@ class Keyring:
         """The Key of a request's headers (strings, or None). Raises InvalidKey."""
         given = credentials(authorization, x_api_key)
         if not given:
-            raise InvalidKey("no API key: send it as 'Authorization: Bearer sk-sparks-...' or in 'x-api-key'")
+            raise InvalidKey(
+                "no API key: send it as 'Authorization: Bearer sk-sparks-...' or in 'x-api-key'"
+            )
         if len(given) > 1:
             raise InvalidKey("several different API keys: send one")
         self.refresh()
-        key = self.keys.get(digest(given.pop()))        # a hash gives nothing away by the time it takes to look up
+        key = self.keys.get(
+            digest(given.pop())
+        )  # a hash gives nothing away by the time it takes to look up
         if key is None:
             raise InvalidKey("this API key is wrong or was revoked; ask the operator for a new one")
         if key.expires is not None and key.expires <= time.time():
@@ -114,11 +127,14 @@ class Keyring:
         if now - self.looked < FRESH:
             return
         connection = database.connection()
-        version = connection, connection.execute("PRAGMA data_version").fetchone()     # by itself: a new one may get its id
+        version = (
+            connection,
+            connection.execute("PRAGMA data_version").fetchone(),
+        )  # by itself: a new one may get its id
         if version != self.version:
             self.keys = {row.digest: key_of(row) for row in active()}
             self.version = version
-        self.looked = now                               # last: keys that could not be read are not fresh
+        self.looked = now  # last: keys that could not be read are not fresh
 
 
 def credentials(authorization, x_api_key):
@@ -157,13 +173,19 @@ def active(*where):
 
 # ---- the owner's commands
 
+
 def dump(value):
     click.echo(json.dumps(value, indent=2))
 
 
 def facts(row):
-    return {"name": row.name, "prefix": row.prefix, "created": iso(row.created), "revoked": iso(row.revoked),
-            "admin": row.admin}
+    return {
+        "name": row.name,
+        "prefix": row.prefix,
+        "created": iso(row.created),
+        "revoked": iso(row.revoked),
+        "admin": row.admin,
+    }
 
 
 def iso(moment):
@@ -172,7 +194,9 @@ def iso(moment):
 
 def checked_name(name):
     name = name.strip()
-    if not 1 <= len(name) <= 64 or not name.isprintable():      # what is printed must not move the terminal's cursor
+    if (
+        not 1 <= len(name) <= 64 or not name.isprintable()
+    ):  # what is printed must not move the terminal's cursor
         raise click.ClickException("a name has 1 to 64 printable characters")
     return name
 
@@ -206,17 +230,24 @@ def cli():
 @cli.command()
 @click.argument("name")
 @click.option("--again", is_flag=True, help="Make another key though NAME has one already.")
-@click.option("--admin", is_flag=True, help="Also let it read /metrics from elsewhere than this machine.")
+@click.option(
+    "--admin", is_flag=True, help="Also let it read /metrics from elsewhere than this machine."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def add(name, again, admin, as_json):
     """Make a key for NAME and print it, this once, as the last line."""
     name = checked_name(name)
     if not again and active(KeyRow.name == name).exists():
-        raise click.ClickException(f"{name} has a key already; --again makes another, `revoke {name}` ends the old one")
+        raise click.ClickException(
+            f"{name} has a key already; --again makes another, `revoke {name}` ends the old one"
+        )
     key = add_key(name, admin)
     spread()
-    click.echo(f"A key for {name}. It is shown this once: hand it over by a safe way. In a shell:\n"
-               f"  export SPARKS_API_KEY={PREFIX}...   (the key below)", err=True)
+    click.echo(
+        f"A key for {name}. It is shown this once: hand it over by a safe way. In a shell:\n"
+        f"  export SPARKS_API_KEY={PREFIX}...   (the key below)",
+        err=True,
+    )
     dump({"name": name, "prefix": key[:SHOWN], "key": key}) if as_json else click.echo(key)
 
 
@@ -237,7 +268,9 @@ def list_keys(as_json):
 
 @cli.command()
 @click.argument("name_or_prefix")
-@click.option("--json", "as_json", is_flag=True, help="Print the revoked keys as a list of objects.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the revoked keys as a list of objects."
+)
 def revoke(name_or_prefix, as_json):
     """End all keys of a name, or the one key with a prefix as `list` shows it."""
     rows = named(name_or_prefix)
@@ -259,9 +292,15 @@ def spread():
 def named(name_or_prefix):
     """The active keys that these words mean; a ClickException if there are none."""
     wanted = name_or_prefix.strip()
-    rows = (list(active(KeyRow.name == wanted)) or with_prefix(wanted.rstrip("."))) if wanted.isprintable() else []
+    rows = (
+        (list(active(KeyRow.name == wanted)) or with_prefix(wanted.rstrip(".")))
+        if wanted.isprintable()
+        else []
+    )
     if not rows:
-        raise click.ClickException(f"no active key has the name or prefix {shortened(name_or_prefix)}; `list` shows all")
+        raise click.ClickException(
+            f"no active key has the name or prefix {shortened(name_or_prefix)}; `list` shows all"
+        )
     return rows
 
 
@@ -269,11 +308,13 @@ def with_prefix(prefix):
     """The active key that a prefix, or a whole key, names."""
     if not prefix.startswith(PREFIX) or len(prefix) <= len(PREFIX):
         return []
-    if len(prefix) > SHOWN:                             # a whole key, pasted
+    if len(prefix) > SHOWN:  # a whole key, pasted
         return list(active(KeyRow.digest == digest(prefix)))
     rows = [row for row in active() if row.prefix.startswith(prefix)]
     if len(rows) > 1:
-        raise click.ClickException(f"{len(rows)} active keys begin like that; give more of the prefix")
+        raise click.ClickException(
+            f"{len(rows)} active keys begin like that; give more of the prefix"
+        )
     return rows
 
 
@@ -283,8 +324,10 @@ def shortened(text):
 
 # ---- limits
 
+
 class Count(click.ParamType):
     """A whole number from 1 on, or `none`."""
+
     name = "N|none"
 
     def convert(self, value, param, ctx):
@@ -299,6 +342,7 @@ class Count(click.ParamType):
 
 class Until(click.ParamType):
     """A day, whose end counts, or a moment, in UTC; or `none`."""
+
     name = "DATE|none"
 
     def convert(self, value, param, ctx):
@@ -308,7 +352,9 @@ class Until(click.ParamType):
             return CLEARED
         try:
             if len(value) == 10:
-                return datetime.combine(date.fromisoformat(value) + timedelta(days=1), datetime.min.time())
+                return datetime.combine(
+                    date.fromisoformat(value) + timedelta(days=1), datetime.min.time()
+                )
             moment = datetime.fromisoformat(value)
             if moment.tzinfo:
                 moment = moment.astimezone(timezone.utc).replace(tzinfo=None)
@@ -317,21 +363,37 @@ class Until(click.ParamType):
         return moment
 
 
-CLEARED = object()                                      # an option given as `none`
-LIMITS = ("requests_per_minute", "tokens_per_minute", "active", "tokens_per_day", "tokens_per_month", "models", "expires",
-          "reasoning_field")
+CLEARED = object()  # an option given as `none`
+LIMITS = (
+    "requests_per_minute",
+    "tokens_per_minute",
+    "active",
+    "tokens_per_day",
+    "tokens_per_month",
+    "models",
+    "expires",
+    "reasoning_field",
+)
 
 
 @cli.command()
 @click.argument("name_or_prefix")
 @click.option("--rpm", "requests_per_minute", type=Count(), help="Requests per minute.")
-@click.option("--tpm", "tokens_per_minute", type=Count(), help="Tokens per minute, prompt and completion.")
-@click.option("--active", type=Count(), help="Requests running at once; more of them wait their turn.")
+@click.option(
+    "--tpm", "tokens_per_minute", type=Count(), help="Tokens per minute, prompt and completion."
+)
+@click.option(
+    "--active", type=Count(), help="Requests running at once; more of them wait their turn."
+)
 @click.option("--tokens-per-day", type=Count(), help="Tokens per calendar day, UTC.")
 @click.option("--tokens-per-month", type=Count(), help="Tokens per calendar month, UTC.")
 @click.option("--models", help="Models it may use, with commas; * stands for anything; none: all.")
 @click.option("--expires", type=Until(), help="The last day (UTC) or moment on which it works.")
-@click.option("--reasoning-field", type=click.Choice([*reasoning.FIELDS, "none"]), help="The name(s) its client reads.")
+@click.option(
+    "--reasoning-field",
+    type=click.Choice([*reasoning.FIELDS, "none"]),
+    help="The name(s) its client reads.",
+)
 @click.option("--clear", is_flag=True, help="Drop all limits first.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects instead.")
 def limit(name_or_prefix, clear, as_json, **given):
@@ -357,22 +419,39 @@ def limit(name_or_prefix, clear, as_json, **given):
 def patterns(text):
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or not text.isprintable():
-        raise click.ClickException("--models takes names with commas, such as glm-5.3-flash,tiny*; none allows all")
+        raise click.ClickException(
+            "--models takes names with commas, such as glm-5.3-flash,tiny*; none allows all"
+        )
     return ",".join(names)
 
 
 def limit_facts(row):
-    return {"name": row.name, "prefix": row.prefix, **{name: getattr(row, name) for name in LIMITS},
-            "models": row.models.split(",") if row.models else None, "expires": iso(row.expires)}
+    return {
+        "name": row.name,
+        "prefix": row.prefix,
+        **{name: getattr(row, name) for name in LIMITS},
+        "models": row.models.split(",") if row.models else None,
+        "expires": iso(row.expires),
+    }
 
 
 def limit_line(row):
-    known = {name: value for name, value in limit_facts(row).items() if name in LIMITS and value is not None}
-    return "  ".join(f"{name.replace('_', ' ')}: {','.join(value) if isinstance(value, list) else value}"
-                     for name, value in known.items()) or "no limits"
+    known = {
+        name: value
+        for name, value in limit_facts(row).items()
+        if name in LIMITS and value is not None
+    }
+    return (
+        "  ".join(
+            f"{name.replace('_', ' ')}: {','.join(value) if isinstance(value, list) else value}"
+            for name, value in known.items()
+        )
+        or "no limits"
+    )
 
 
 # ---- what was used
+
 
 def owner_names():
     return {row.id: row.name for row in KeyRow.select()}
@@ -390,7 +469,13 @@ def ids_of(name):
 @click.argument("name", required=False)
 @click.option("--since", type=click.DateTime(["%Y-%m-%d"]), help="From this day (UTC) on.")
 @click.option("--days", type=click.IntRange(1, 36500), help="The last N days.")
-@click.option("--by", type=click.Choice(["key", "day", "model"]), default="key", show_default=True, help="A line for each.")
+@click.option(
+    "--by",
+    type=click.Choice(["key", "day", "model"]),
+    default="key",
+    show_default=True,
+    help="A line for each.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @click.option("--plot", is_flag=True, help="Draw tokens per day in the terminal.")
@@ -417,7 +502,7 @@ def totals(name, first, by):
     if by != "key":
         return found
     names, merged = owner_names(), {}
-    for row in found:                                   # several keys of one name are one person
+    for row in found:  # several keys of one name are one person
         owner = names.get(row.pop("key_id"), "?")
         known = merged.setdefault(owner, {"key": owner, **dict.fromkeys(ledger.TOTALS, 0)})
         known.update({column: known[column] + row[column] for column in ledger.TOTALS})
@@ -436,25 +521,42 @@ def show_table(table):
     if not table:
         return click.echo("no requests yet", err=True)
     heads = [name.replace("_tokens", "") for name in table[0]]
-    lines = [heads] + [[f"{value:,}" if isinstance(value, int) else value or "-" for value in row.values()] for row in table]
+    lines = [heads] + [
+        [f"{value:,}" if isinstance(value, int) else value or "-" for value in row.values()]
+        for row in table
+    ]
     widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
     for line in lines:
-        click.echo("  ".join([line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:]))]))
+        click.echo(
+            "  ".join(
+                [
+                    line[0].ljust(widths[0]),
+                    *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:])),
+                ]
+            )
+        )
 
 
 def draw(table):
     import plotext
+
     if not table:
         return click.echo("no requests yet", err=True)
-    plotext.simple_bar([row["day"] for row in table], [row["prompt_tokens"] + row["completion_tokens"] for row in table],
-                       title="tokens per day", width=80)
+    plotext.simple_bar(
+        [row["day"] for row in table],
+        [row["prompt_tokens"] + row["completion_tokens"] for row in table],
+        title="tokens per day",
+        width=80,
+    )
     click.echo(plotext.uncolorize(plotext.build()), nl=False)
 
 
 @cli.command("log")
 @click.option("--key", "name", help="Only requests of this name's keys.")
 @click.option("--status", help="Only with this status, such as 503, or class, such as 5xx.")
-@click.option("-n", "most", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="How many.")
+@click.option(
+    "-n", "most", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="How many."
+)
 @click.option("--follow", is_flag=True, help="Go on with new ones until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def show_log(name, status, most, follow, as_json):
@@ -468,7 +570,7 @@ def show_log(name, status, most, follow, as_json):
             seen = max(seen, row["rowid"])
         if not follow:
             return
-        most = -1                                       # all that is new
+        most = -1  # all that is new
         time.sleep(0.5)
 
 
@@ -479,10 +581,18 @@ def conditions(name, status):
         where.append(f"request.key_id IN ({', '.join('?' * len(ids))})")
         values += ids
     if status:
-        if not (len(status) == 3 and status[0] in "12345" and (status[1:] == "xx" or status.isdecimal())):
-            raise click.ClickException("--status takes a number such as 503, or a class such as 5xx")
+        if not (
+            len(status) == 3 and status[0] in "12345" and (status[1:] == "xx" or status.isdecimal())
+        ):
+            raise click.ClickException(
+                "--status takes a number such as 503, or a class such as 5xx"
+            )
         where.append("request.status BETWEEN ? AND ?")
-        values += [int(status[0]) * 100, int(status[0]) * 100 + 99] if status.endswith("xx") else [int(status), int(status)]
+        values += (
+            [int(status[0]) * 100, int(status[0]) * 100 + 99]
+            if status.endswith("xx")
+            else [int(status), int(status)]
+        )
     return " AND ".join(where), values
 
 
@@ -493,8 +603,17 @@ def moment(epoch):
 def row_line(row):
     tokens = f"{row['prompt_tokens'] if row['prompt_tokens'] is not None else '?'}+{row['completion_tokens'] or 0}"
     word = "aborted" if row["aborted"] else row["error"] or "ok"
-    words = (moment(row["started"]), row["id"], row["key"] or "?", row["model"] or "-", row["route"], row["status"], word,
-             f"{row['total_ms']} ms", f"{tokens} tokens")
+    words = (
+        moment(row["started"]),
+        row["id"],
+        row["key"] or "?",
+        row["model"] or "-",
+        row["route"],
+        row["status"],
+        word,
+        f"{row['total_ms']} ms",
+        f"{tokens} tokens",
+    )
     return "  ".join(map(str, words))
 
 
@@ -510,7 +629,9 @@ def show(request_id, as_json):
         return dump(found)
     for row in found:
         for name, value in row.items():
-            click.echo(f"{name + ':':20}{moment(value) if name == 'started' else '-' if value is None else value}")
+            click.echo(
+                f"{name + ':':20}{moment(value) if name == 'started' else '-' if value is None else value}"
+            )
 
 
 if __name__ == "__main__":

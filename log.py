@@ -1,4 +1,5 @@
 """The log: one line per request on stdout, and what else happens. A log that cannot be written stops nothing."""
+
 import json
 import logging
 import os
@@ -9,11 +10,11 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from time import time
 
-MOST = 4000                                         # bytes at a time: a pipe that is ready takes so many without waiting
-READY = 4                                           # poll's POLLOUT
+MOST = 4000  # bytes at a time: a pipe that is ready takes so many without waiting
+READY = 4  # poll's POLLOUT
 STDOUT = 1
-BARE = re.compile(r'[^ "=\n\r\t]+')                 # a value that needs no quotes
-FORM = {"json": False}                              # the setting `log`
+BARE = re.compile(r'[^ "=\n\r\t]+')  # a value that needs no quotes
+FORM = {"json": False}  # the setting `log`
 
 
 def say(text):
@@ -22,14 +23,14 @@ def say(text):
         data, poller = (text + "\n").encode("utf-8", "backslashreplace"), stdout_poller()
         for at in range(0, len(data), MOST):
             if poller.poll(0):
-                os.write(STDOUT, data[at:at + MOST])
-    except OSError:                                 # nowhere to say it
+                os.write(STDOUT, data[at : at + MOST])
+    except OSError:  # nowhere to say it
         pass
 
 
 @lru_cache
 def stdout_poller():
-    gevent = sys.modules.get("gevent.monkey")       # its own poll would let others run meanwhile
+    gevent = sys.modules.get("gevent.monkey")  # its own poll would let others run meanwhile
     poller = gevent.get_original("select", "poll")() if gevent else select.poll()
     poller.register(STDOUT, READY)
     return poller
@@ -39,14 +40,16 @@ class Lines(logging.Handler):
     def emit(self, record):
         try:
             say(self.format(record))
-        except Exception:                           # a record that cannot be formatted stops nothing either
+        except Exception:  # a record that cannot be formatted stops nothing either
             pass
 
 
 def line(fields):
     """Fields as a line, without those that are None."""
     if FORM["json"]:
-        return json.dumps({name: value for name, value in fields.items() if value is not None}, ensure_ascii=False)
+        return json.dumps(
+            {name: value for name, value in fields.items() if value is not None}, ensure_ascii=False
+        )
     return logfmt(fields)
 
 
@@ -54,7 +57,11 @@ class Words(logging.Formatter):
     """Whatever is not a request, tracebacks included."""
 
     def format(self, record):
-        fields = {"time": now(record.created), "level": record.levelname.lower(), "message": record.getMessage()}
+        fields = {
+            "time": now(record.created),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return line(fields)
@@ -71,8 +78,13 @@ def second(epoch):
 
 def logfmt(fields):
     traceback = fields.get("traceback")
-    pairs = " ".join([f"{name}={value if type(value) is int else quoted(value)}" for name, value in fields.items()
-                      if value is not None and name != "traceback"])
+    pairs = " ".join(
+        [
+            f"{name}={value if type(value) is int else quoted(value)}"
+            for name, value in fields.items()
+            if value is not None and name != "traceback"
+        ]
+    )
     return f"{pairs}\n{traceback}" if traceback else pairs
 
 
@@ -92,8 +104,21 @@ def set_up(form):
 
 def note(row, key):
     """A request's line: never a client's own words."""
-    say(line({
-        "time": now(time()), "id": row.id, "key": key.name if key else None, "route": row.route, "model": row.model or None,
-        "status": row.status, "error": row.error, "queued_ms": row.queued_ms, "first_ms": row.first_ms, "ms": row.total_ms,
-        "prompt": row.prompt_tokens, "completion": row.completion_tokens,
-    }))
+    say(
+        line(
+            {
+                "time": now(time()),
+                "id": row.id,
+                "key": key.name if key else None,
+                "route": row.route,
+                "model": row.model or None,
+                "status": row.status,
+                "error": row.error,
+                "queued_ms": row.queued_ms,
+                "first_ms": row.first_ms,
+                "ms": row.total_ms,
+                "prompt": row.prompt_tokens,
+                "completion": row.completion_tokens,
+            }
+        )
+    )

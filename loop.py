@@ -1,7 +1,8 @@
 """The event loop that all requests share."""
+
 import gevent
 
-TURN = 0.02                                         # seconds
+TURN = 0.02  # seconds
 
 
 def give_way():

@@ -1,4 +1,5 @@
 """GET /metrics for Prometheus. No series per key: the ledger knows who, the metrics know how much."""
+
 from bisect import bisect_left
 from collections import Counter
 from itertools import accumulate
@@ -20,11 +21,16 @@ class Gauges:
     def collect(self):
         gate, fleet = self.gateway.gate, self.gateway.fleet
         for name, text, value in (
-                ("sparks_active", "Requests that hold a slot", gate.active),
-                ("sparks_queued", "Requests that wait for a slot", gate.waiting),
-                ("sparks_slots", "Slots of each model", gate.slots),
-                ("sparks_engine_up", "Whether the engine serves a model", int(bool(fleet.models()))),
-                ("sparks_ledger_waiting", "Ledger rows that wait in memory for the database", len(self.gateway.ledger.waiting))):
+            ("sparks_active", "Requests that hold a slot", gate.active),
+            ("sparks_queued", "Requests that wait for a slot", gate.waiting),
+            ("sparks_slots", "Slots of each model", gate.slots),
+            ("sparks_engine_up", "Whether the engine serves a model", int(bool(fleet.models()))),
+            (
+                "sparks_ledger_waiting",
+                "Ledger rows that wait in memory for the database",
+                len(self.gateway.ledger.waiting),
+            ),
+        ):
             yield GaugeMetricFamily(name, text, value)
 
 
@@ -41,7 +47,9 @@ class Tally:
 
     def family(self):
         names = [*map(str, map(float, self.bounds)), "+Inf"]
-        return HistogramMetricFamily(self.name, self.text, list(zip(names, accumulate(self.counts))), self.sum)
+        return HistogramMetricFamily(
+            self.name, self.text, list(zip(names, accumulate(self.counts))), self.sum
+        )
 
 
 class Metrics:
@@ -62,21 +70,34 @@ class Metrics:
         if key is None:
             return
         self.requests[row.route, str(row.status), row.model] += 1
-        for kind, count in zip(KINDS, (row.prompt_tokens, row.cached_tokens, row.completion_tokens, row.reasoning_tokens)):
+        for kind, count in zip(
+            KINDS,
+            (row.prompt_tokens, row.cached_tokens, row.completion_tokens, row.reasoning_tokens),
+        ):
             if count:
                 self.tokens[kind] += count
-        for tally, value in ((self.queued, row.queued_ms), (self.first, row.first_ms), (self.total, row.total_ms)):
+        for tally, value in (
+            (self.queued, row.queued_ms),
+            (self.first, row.first_ms),
+            (self.total, row.total_ms),
+        ):
             if value is not None:
                 tally.observe(value / 1000)
 
     def collect(self):
-        requests = CounterMetricFamily("sparks_requests", "Requests past their key", labels=["route", "status", "model"])
+        requests = CounterMetricFamily(
+            "sparks_requests", "Requests past their key", labels=["route", "status", "model"]
+        )
         tokens = CounterMetricFamily("sparks_tokens", "Tokens", labels=["kind"])
         for labels, count in self.requests.items():
             requests.add_metric(labels, count)
         for kind, count in self.tokens.items():
             tokens.add_metric([kind], count)
-        return [requests, tokens, *(tally.family() for tally in (self.queued, self.first, self.total))]
+        return [
+            requests,
+            tokens,
+            *(tally.family() for tally in (self.queued, self.first, self.total)),
+        ]
 
     def text(self):
         return generate_latest(self.registry)

@@ -3,6 +3,7 @@
 The request's greenlet sleeps in `move` while callbacks of the event loop read the engine's socket, run the bytes
 through the stream and write the client's socket. If the client does not take them, the engine is not read.
 """
+
 import os
 from time import monotonic
 
@@ -12,10 +13,10 @@ from gevent.event import AsyncResult
 from errors import ClientGone, UpstreamTimeout
 
 READABLE, WRITABLE = 1, 2
-READ = 65536                                        # bytes a read
-AFTERWORD = 5.0                                     # seconds that an engine has for usage and [DONE] after the last finish
-FLUSH = 2.0                                         # seconds for the rest of a chunk when a stream is ended early
-TICK = 1.0                                          # seconds between two sweeps, or half a keep-alive if that is less
+READ = 65536  # bytes a read
+AFTERWORD = 5.0  # seconds that an engine has for usage and [DONE] after the last finish
+FLUSH = 2.0  # seconds for the rest of a chunk when a stream is ended early
+TICK = 1.0  # seconds between two sweeps, or half a keep-alive if that is less
 
 
 class Sweep:
@@ -63,8 +64,8 @@ class Pump:
         self.sock, self.source, self.target = sock, answer.sock.fileno(), sock.fileno()
         self.done = AsyncResult()
         self.decode, self.framing, self.feed = answer.decode, answer.framing, stream.feed
-        self.backlog, self.left = backlog, b""      # left: what the client has not taken yet
-        self.ended = stream.over or answer.ended    # nothing more is wanted of the engine
+        self.backlog, self.left = backlog, b""  # left: what the client has not taken yet
+        self.ended = stream.over or answer.ended  # nothing more is wanted of the engine
         loop = get_hub().loop
         self.reader, self.writer = loop.io(self.source, READABLE), loop.io(self.target, WRITABLE)
         self.written, self.token, self.tokens = monotonic(), since, 0
@@ -131,7 +132,9 @@ class Pump:
             else:
                 self.framing.eof()
                 self.end()
-        except BaseException as error:              # one that leaves a hub callback is only printed: the stream would hang
+        except (
+            BaseException
+        ) as error:  # one that leaves a hub callback is only printed: the stream would hang
             self.stop(error)
 
     def end(self):
@@ -159,8 +162,8 @@ class Pump:
             self.written = monotonic()
         if sent == len(data):
             self.left = b""
-        else:                                       # the engine waits for the client
-            self.left = memoryview(data)[sent:]     # of a large event, no copy at each write
+        else:  # the engine waits for the client
+            self.left = memoryview(data)[sent:]  # of a large event, no copy at each write
             self.reader.stop()
             self.writer.start(self.guarded, self.on_client)
 
@@ -183,7 +186,7 @@ class Pump:
     def on_sweep(self, now):
         if self.done.ready():
             return
-        if self.left:                               # silent because the client is
+        if self.left:  # silent because the client is
             if now - self.written > self.limits.stall_timeout:
                 raise ClientGone
             return
@@ -193,7 +196,9 @@ class Pump:
             return self.end()
         limit = self.limits.stall_timeout if self.tokens else self.limits.answer_timeout
         if now - self.token > limit:
-            raise UpstreamTimeout(f"the engine has sent no token for {limit:g} seconds; send the request again")
+            raise UpstreamTimeout(
+                f"the engine has sent no token for {limit:g} seconds; send the request again"
+            )
         if now - self.written >= self.limits.keepalive - 0.05:
             self.write(self.stream.alive())
 

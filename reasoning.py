@@ -2,23 +2,30 @@
 
 Read by the dialects, by /help and by the tests alike. Source: the gateway's specification, "Reasoning".
 """
+
 from typing import NamedTuple
 
 from errors import InvalidRequest
 
 WORDS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-FIELDS = {                                          # setting -> the names under which a client gets the reasoning
+FIELDS = {  # setting -> the names under which a client gets the reasoning
     "both": ("reasoning", "reasoning_content"),
     "reasoning": ("reasoning",),
     "reasoning_content": ("reasoning_content",),
 }
 
-OFF, SHORT, LONG, LONGEST = "Thinking off (fastest)", "Short thinking", "Long thinking", "Longest thinking"
+OFF, SHORT, LONG, LONGEST = (
+    "Thinking off (fastest)",
+    "Short thinking",
+    "Long thinking",
+    "Longest thinking",
+)
 ON, UNCHANGED = "Thinking on", "No effect on this model"
 
 
 class Level(NamedTuple):
     """What some words do: `kwargs` for the chat template, `fields` beside them, and the effect in plain words."""
+
     effect: str
     kwargs: dict = {}
     fields: dict = {}
@@ -27,6 +34,7 @@ class Level(NamedTuple):
 class Table(NamedTuple):
     """One kind of template. `levels` maps words to a Level; `on` is what `think: true` means;
     `native` names the template's own switches, which cancel the translation."""
+
     about: str
     levels: dict
     on: Level
@@ -52,25 +60,49 @@ def field(effect, word):
 
 def switch(name):
     on = Level(ON, {name: True})
-    return Table(f"a template with the switch {name} only", spread(Level(OFF, {name: False}), on, on, on), on,
-                 (name, "reasoning_effort"))
+    return Table(
+        f"a template with the switch {name} only",
+        spread(Level(OFF, {name: False}), on, on, on),
+        on,
+        (name, "reasoning_effort"),
+    )
 
 
 TABLES = {
-    "glm": Table("GLM: a switch and three levels",
-                 spread(Level(OFF, {"enable_thinking": False}), thinking(SHORT, "low"), thinking(LONG, "high"),
-                        thinking(LONGEST, "max")),
-                 Level(ON, {"enable_thinking": True})),
-    "no-switch": Table("a GLM template that always thinks",
-                       spread(effort(SHORT, "low"), effort(SHORT, "low"), effort(LONG, "high"), effort(LONGEST, "max")),
-                       Level(UNCHANGED)),
+    "glm": Table(
+        "GLM: a switch and three levels",
+        spread(
+            Level(OFF, {"enable_thinking": False}),
+            thinking(SHORT, "low"),
+            thinking(LONG, "high"),
+            thinking(LONGEST, "max"),
+        ),
+        Level(ON, {"enable_thinking": True}),
+    ),
+    "no-switch": Table(
+        "a GLM template that always thinks",
+        spread(
+            effort(SHORT, "low"), effort(SHORT, "low"), effort(LONG, "high"), effort(LONGEST, "max")
+        ),
+        Level(UNCHANGED),
+    ),
     "qwen": switch("enable_thinking"),
-    "deepseek": switch("thinking")._replace(native=("thinking", "enable_thinking", "reasoning_effort")),
-    "gpt-oss": Table("the plain field reasoning_effort",
-                     {**spread(field(SHORT, "low"), field(SHORT, "low"), field(LONG, "high"), field(LONG, "high")),
-                      "medium": field("Medium thinking", "medium")},
-                     Level(UNCHANGED)),
-    "none": Table("a model without such a control", dict.fromkeys(WORDS, Level(UNCHANGED)), Level(UNCHANGED)),
+    "deepseek": switch("thinking")._replace(
+        native=("thinking", "enable_thinking", "reasoning_effort")
+    ),
+    "gpt-oss": Table(
+        "the plain field reasoning_effort",
+        {
+            **spread(
+                field(SHORT, "low"), field(SHORT, "low"), field(LONG, "high"), field(LONG, "high")
+            ),
+            "medium": field("Medium thinking", "medium"),
+        },
+        Level(UNCHANGED),
+    ),
+    "none": Table(
+        "a model without such a control", dict.fromkeys(WORDS, Level(UNCHANGED)), Level(UNCHANGED)
+    ),
 }
 
 
@@ -105,7 +137,10 @@ def translate(payload, table):
 
 def wanted(asked, table):
     """The Level that a client's controls ask for; `reasoning_effort` wins over `reasoning`, that over `think`."""
-    for name, word in (("reasoning_effort", asked["reasoning_effort"]), ("reasoning.effort", inner(asked["reasoning"]))):
+    for name, word in (
+        ("reasoning_effort", asked["reasoning_effort"]),
+        ("reasoning.effort", inner(asked["reasoning"])),
+    ):
         if word is not None:
             if not isinstance(word, str) or word not in table.levels:
                 raise InvalidRequest(f"{name} must be one of: {', '.join(WORDS)}", name)

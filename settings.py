@@ -1,4 +1,5 @@
 """Settings: `SPARKS_*` variables over `sparks.toml` over defaults. `sparks.example.toml` is their manual."""
+
 import os
 import re
 import sys
@@ -17,6 +18,7 @@ UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
 # ---- readers: the text or TOML value of a setting -> its value, or ValueError with what it should be
 
+
 def text(value):
     if not isinstance(value, str):
         raise ValueError("must be a text")
@@ -32,6 +34,7 @@ def whole(least, most):
         if number is None or not least <= number <= most:
             raise ValueError(f"must be a whole number from {least} to {most}")
         return number
+
     return read
 
 
@@ -44,20 +47,28 @@ def seconds(least, most):
         if not least <= number <= most:
             raise ValueError(f"must be seconds from {least} to {most}")
         return number
+
     return read
 
 
 def number(least, most):
     def read(value):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not least <= value <= most
+        ):
             raise ValueError(f"must be a number from {least} to {most}")
         return value
+
     return read
 
 
 def size(value):
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?B)?", str(value).strip().upper())
-    number = int(float(match[1]) * UNITS[match[2] or ""]) if match and not isinstance(value, bool) else 0
+    number = (
+        int(float(match[1]) * UNITS[match[2] or ""]) if match and not isinstance(value, bool) else 0
+    )
     if number < 1:
         raise ValueError('must be a size such as "100 MB"')
     return number
@@ -69,6 +80,7 @@ def one_of(*words):
         if word not in words:
             raise ValueError("must be one of " + ", ".join(words))
         return word
+
     return read
 
 
@@ -85,7 +97,9 @@ def url(value):
 
 def urls(value):
     parts = value if isinstance(value, list) else text(value).split(",")
-    found = [url(part) for part in parts if part != "" and (not isinstance(part, str) or part.strip())]
+    found = [
+        url(part) for part in parts if part != "" and (not isinstance(part, str) or part.strip())
+    ]
     if not found:
         raise ValueError("must hold an address such as http://127.0.0.1:8000")
     return found
@@ -94,9 +108,17 @@ def urls(value):
 def hosts(value):
     parts = value if isinstance(value, list) else text(value).split(",")
     found = [part.strip().lower() for part in parts if isinstance(part, str) and part.strip()]
-    if not found or len(found) < len(parts) and isinstance(value, list) \
-            or not all(re.fullmatch(r"(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:\d{1,5})?", part) for part in found):
-        raise ValueError('must be "public", "off", or hosts such as "public, pictures.lan, 10.0.0.5:9000"')
+    if (
+        not found
+        or len(found) < len(parts)
+        and isinstance(value, list)
+        or not all(
+            re.fullmatch(r"(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:\d{1,5})?", part) for part in found
+        )
+    ):
+        raise ValueError(
+            'must be "public", "off", or hosts such as "public, pictures.lan, 10.0.0.5:9000"'
+        )
     return [] if found == ["off"] else found
 
 
@@ -108,7 +130,7 @@ def bind(value):
 
 
 def database(value):
-    match = re.fullmatch(r"sqlite:///(?!:memory:)([^\0\n]+)", text(value))         # the ledger has to last
+    match = re.fullmatch(r"sqlite:///(?!:memory:)([^\0\n]+)", text(value))  # the ledger has to last
     if not match:
         raise ValueError("must be sqlite:///FILE (beside run.sh) or sqlite:////absolute/FILE")
     return HOME / Path(match[1]).expanduser()
@@ -133,7 +155,11 @@ def aliases(value):
 
 
 def names(value):
-    return aliases([name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value)
+    return aliases(
+        [name.strip() for name in value.split(",") if name.strip()]
+        if isinstance(value, str)
+        else value
+    )
 
 
 def flag(value):
@@ -144,11 +170,13 @@ def flag(value):
 
 # ---- the table
 
+
 @dataclass(frozen=True)
 class Setting:
     """One setting: its variable is SPARKS_NAME, its key in sparks.toml is name."""
+
     name: str
-    default: Any                                    # as written in sparks.example.toml; None: not set
+    default: Any  # as written in sparks.example.toml; None: not set
     read: Callable
 
     @property
@@ -185,38 +213,52 @@ SETTINGS = [
     Setting("drain", 30, seconds(0, 3600)),
     Setting("log", "logfmt", one_of("logfmt", "json")),
 ]
-FIXED = ("upstream", "upstream_key", "bind", "db", "log")     # cannot change while the gateway runs
-ELSEWHERE = {"SPARKS_CONFIG", "SPARKS_API_KEY", "SPARKS_PYTHON", "SPARKS_VLLM_VENV"}    # read elsewhere
+FIXED = ("upstream", "upstream_key", "bind", "db", "log")  # cannot change while the gateway runs
+ELSEWHERE = {
+    "SPARKS_CONFIG",
+    "SPARKS_API_KEY",
+    "SPARKS_PYTHON",
+    "SPARKS_VLLM_VENV",
+}  # read elsewhere
 
 
 # ---- models
 
+
 @dataclass
 class ModelEntry:
     """A `[models."id"]` table: what people call a model, and what is particular about it."""
+
     id: str
-    engine: str | None = None                       # the engine's id, when it differs
-    aliases: list[str] = field(default_factory=list)    # other names, patterns with *
-    default: bool = False                           # answers requests that name no model
-    effort: str = "glm"                             # a table of reasoning.TABLES
-    reasoning_field: str | None = None              # None: the setting reasoning_field
-    context: int | None = None                      # tokens; None: as the engine reports it
-    kind: str | None = None                         # "chat" or "embedding"; None: as the engine looks
-    hidden: bool = False                            # in no list, though it answers to its names
-    system: str | None = None                       # the system prompt of requests that have none
-    sampling: dict = field(default_factory=dict)    # fields of SAMPLING that a request leaves out
+    engine: str | None = None  # the engine's id, when it differs
+    aliases: list[str] = field(default_factory=list)  # other names, patterns with *
+    default: bool = False  # answers requests that name no model
+    effort: str = "glm"  # a table of reasoning.TABLES
+    reasoning_field: str | None = None  # None: the setting reasoning_field
+    context: int | None = None  # tokens; None: as the engine reports it
+    kind: str | None = None  # "chat" or "embedding"; None: as the engine looks
+    hidden: bool = False  # in no list, though it answers to its names
+    system: str | None = None  # the system prompt of requests that have none
+    sampling: dict = field(default_factory=dict)  # fields of SAMPLING that a request leaves out
 
 
 SAMPLING = {
-    "temperature": number(0, 10), "top_p": number(0, 1), "top_k": whole(-1, 1 << 31), "min_p": number(0, 1),
-    "presence_penalty": number(-2, 2), "frequency_penalty": number(-2, 2), "repetition_penalty": number(0.01, 10),
+    "temperature": number(0, 10),
+    "top_p": number(0, 1),
+    "top_k": whole(-1, 1 << 31),
+    "min_p": number(0, 1),
+    "presence_penalty": number(-2, 2),
+    "frequency_penalty": number(-2, 2),
+    "repetition_penalty": number(0.01, 10),
     "max_tokens": whole(1, 1 << 40),
 }
 
 
 def sampling(value):
     if not isinstance(value, dict) or not value.keys() <= SAMPLING.keys():
-        raise ValueError("must be a table such as { temperature = 0.6 }, with " + ", ".join(SAMPLING))
+        raise ValueError(
+            "must be a table such as { temperature = 0.6 }, with " + ", ".join(SAMPLING)
+        )
     for name in value:
         try:
             SAMPLING[name](value[name])
@@ -226,13 +268,21 @@ def sampling(value):
 
 
 MODEL_KEYS = {
-    "engine": text, "aliases": aliases, "default": flag, "effort": one_of(*reasoning.TABLES),
-    "reasoning_field": one_of(*reasoning.FIELDS), "context": whole(1, 1 << 40), "kind": one_of("chat", "embedding"),
-    "hidden": flag, "system": text, "sampling": sampling,
+    "engine": text,
+    "aliases": aliases,
+    "default": flag,
+    "effort": one_of(*reasoning.TABLES),
+    "reasoning_field": one_of(*reasoning.FIELDS),
+    "context": whole(1, 1 << 40),
+    "kind": one_of("chat", "embedding"),
+    "hidden": flag,
+    "system": text,
+    "sampling": sampling,
 }
 
 
 # ---- reading them
+
 
 class Settings:
     """All settings as attributes, and `models`, a list of ModelEntry."""
@@ -244,7 +294,9 @@ class Settings:
     def adopt(self, new):
         """Take over what may change while the gateway runs. Returns the names of those that changed and may not."""
         fixed = [name for name in FIXED if getattr(new, name) != getattr(self, name)]
-        self.__dict__.update({name: value for name, value in vars(new).items() if name not in FIXED})
+        self.__dict__.update(
+            {name: value for name, value in vars(new).items() if name not in FIXED}
+        )
         return fixed
 
 
@@ -252,9 +304,18 @@ def load(environ=os.environ, warn=lambda line: print(line, file=sys.stderr)):
     """Settings from `environ` and the file it names. Raises SettingsError with one line."""
     table = read_file(environ)
     for name in environ:
-        if name.startswith("SPARKS_") and name not in ELSEWHERE and name not in {s.variable for s in SETTINGS}:
-            warn(f"warning: {name} is no setting of Sparks and is ignored; sparks.example.toml lists them all")
-    models = [model_entry(name, entry) for name, entry in tables(table.pop("models", {}), "models").items()]
+        if (
+            name.startswith("SPARKS_")
+            and name not in ELSEWHERE
+            and name not in {s.variable for s in SETTINGS}
+        ):
+            warn(
+                f"warning: {name} is no setting of Sparks and is ignored; sparks.example.toml lists them all"
+            )
+    models = [
+        model_entry(name, entry)
+        for name, entry in tables(table.pop("models", {}), "models").items()
+    ]
     if sum(model.default for model in models) > 1:
         raise SettingsError("sparks.toml: only one model can be the default")
     if not all(model.id.strip() for model in models):
@@ -263,10 +324,14 @@ def load(environ=os.environ, warn=lambda line: print(line, file=sys.stderr)):
         raise SettingsError("sparks.toml: two models have one name; case makes no difference")
     unknown = table.keys() - {s.name for s in SETTINGS}
     if unknown:
-        raise SettingsError(f"sparks.toml: there is no setting {min(unknown)!r}; sparks.example.toml lists them all")
+        raise SettingsError(
+            f"sparks.toml: there is no setting {min(unknown)!r}; sparks.example.toml lists them all"
+        )
     settings = Settings({s.name: value_of(s, environ, table) for s in SETTINGS}, models)
     if settings.max_bodies < settings.max_body:
-        raise SettingsError("max_bodies must not be below max_body, or the largest request could never come in")
+        raise SettingsError(
+            "max_bodies must not be below max_body, or the largest request could never come in"
+        )
     return settings
 
 
@@ -278,7 +343,11 @@ def read_file(environ):
         return {}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:      # TOML's and UTF-8's errors are ValueErrors
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ) as error:  # TOML's and UTF-8's errors are ValueErrors
         raise SettingsError(f"{path.name} cannot be read: {error}") from None
 
 
@@ -294,13 +363,19 @@ def value_of(setting, environ, table):
         name, raw = setting.name, setting.default
     try:
         return setting.read(raw)
-    except (ValueError, OverflowError, RuntimeError) as error:  # a number, a size or a ~user beyond all bounds
+    except (
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ) as error:  # a number, a size or a ~user beyond all bounds
         raise SettingsError(f"{name} {error}") from None
 
 
 def tables(value, name):
     if not isinstance(value, dict) or not all(isinstance(entry, dict) for entry in value.values()):
-        raise SettingsError(f'sparks.toml: {name} must hold tables such as [models."glm-5.3-flash"]')
+        raise SettingsError(
+            f'sparks.toml: {name} must hold tables such as [models."glm-5.3-flash"]'
+        )
     return value
 
 

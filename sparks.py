@@ -1,14 +1,28 @@
 """Sparks: the front door of a small GPU cluster. The command that starts it.
 
-    .venv/bin/python sparks.py [--local]            (./run.sh does that, after setting up)
+.venv/bin/python sparks.py [--local]            (./run.sh does that, after setting up)
 """
+
 import signal
-signal.signal(signal.SIGINT, signal.SIG_DFL)        # Ctrl-C ends the start without a traceback; gunicorn listens to it later
+
+signal.signal(
+    signal.SIGINT, signal.SIG_DFL
+)  # Ctrl-C ends the start without a traceback; gunicorn listens to it later
 
 import os
-for name in ("SCRIPT_NAME", "PROMETHEUS_MULTIPROC_DIR", "GUNICORN_PID", "FORWARDED_ALLOW_IPS", "WEB_CONCURRENCY", "SENDFILE"):
-    os.environ.pop(name, None)                      # libraries read them, some while they are imported
-for descriptor in range(3):                         # one that is closed would be the next file's or client's, log lines and all
+
+for name in (
+    "SCRIPT_NAME",
+    "PROMETHEUS_MULTIPROC_DIR",
+    "GUNICORN_PID",
+    "FORWARDED_ALLOW_IPS",
+    "WEB_CONCURRENCY",
+    "SENDFILE",
+):
+    os.environ.pop(name, None)  # libraries read them, some while they are imported
+for descriptor in range(
+    3
+):  # one that is closed would be the next file's or client's, log lines and all
     try:
         os.fstat(descriptor)
     except OSError:
@@ -24,9 +38,13 @@ from errors import SettingsError
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="sparks", description="Start the gateway. Settings: sparks.example.toml.")
+    parser = argparse.ArgumentParser(
+        prog="sparks", description="Start the gateway. Settings: sparks.example.toml."
+    )
     parser.add_argument("--local", action="store_true", help="serve a small model on this machine")
-    parser.add_argument("--reload", action="store_true", help="let a running gateway read sparks.toml again")
+    parser.add_argument(
+        "--reload", action="store_true", help="let a running gateway read sparks.toml again"
+    )
     options = parser.parse_args(arguments)
     try:
         settings = settings_module.load()
@@ -50,6 +68,7 @@ def try_database(path):
     status = 1
     try:
         from store import database
+
         database.open_database(path)
         status = 0
     except SettingsError as error:
@@ -63,6 +82,7 @@ def try_database(path):
 def work(worker, settings, is_local):
     """In the worker: the gateway itself, which is loaded here for the same reason."""
     import gateway
+
     return gateway.start(worker, settings, is_local)
 
 

@@ -12,21 +12,25 @@ A stream is fed whatever the engine's socket gave and answers with what the clie
 
 Source: the WHATWG's event stream grammar; OpenAI's chat completion chunks; what vLLM and llama.cpp send.
 """
+
 import json
 import re
 
 import orjson
 
-from errors import UpstreamError, error_body, from_engine
+from engines.failures import from_engine
+from engines.kinds import GIVEN_UP
+from errors import UpstreamError, error_body
 
 DONE = b"data: [DONE]\n\n"
 BOM = b"\xef\xbb\xbf"
-MAX_EVENT = 64 << 20                                # bytes; an engine that sends more without a blank line is broken
+MAX_EVENT = 64 << 20  # bytes; an engine that sends more without a blank line is broken
 OPEN, CLOSE = "<think>", "</think>"
 NAMES = ("reasoning", "reasoning_content")
 
 
 # ---- events
+
 
 class Events:
     """Cuts bytes into events, however they arrive. `feed(bytes)` gives the whole ones, as bytes without their
@@ -34,7 +38,7 @@ class Events:
 
     def __init__(self):
         self.rest = bytearray()
-        self.after_cr = False                       # the last byte was a CR: an LF that follows belongs to it
+        self.after_cr = False  # the last byte was a CR: an LF that follows belongs to it
         self.first = True
 
     def feed(self, data):
@@ -66,7 +70,9 @@ class Events:
 
 def data_of(event):
     """An event's data lines joined by LF, or None if it has none (a comment, another field)."""
-    lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+    lines = [
+        line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")
+    ]
     return b"\n".join(lines) if lines else None
 
 
@@ -92,7 +98,8 @@ def data_event(value):
 
 # ---- reasoning
 
-class Lead:
+
+class LeakedThinking:
     """The start of a choice's content, where a leaked `<think>…</think>` stands if the engine's parser missed it.
     `feed` and `flush` give (reasoning, content); once `settled`, all is content and tags are quotations."""
 
@@ -116,7 +123,7 @@ class Lead:
         bare = text.lstrip()
         if bare.startswith(OPEN):
             self.state = "thinking"
-            return self.thinking(bare[len(OPEN):])
+            return self.thinking(bare[len(OPEN) :])
         if OPEN.startswith(bare):
             self.held = text
             return "", ""
@@ -144,17 +151,21 @@ class Lead:
 
 def overlap(text, tag):
     """How many characters at the end of `text` could be the beginning of `tag`."""
-    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)
+    return next(
+        (n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0
+    )
 
 
 def leaked(content):
     """(reasoning, content) of a whole message, whose thinking may also have lost its opening tag."""
-    lead = Lead()
+    lead = LeakedThinking()
     parts = zip(lead.feed(content), lead.flush())
     reasoning, rest = map("".join, parts)
     if not reasoning and lead.settled and rest == content:
         before, tag, after = content.partition(CLOSE)
-        if tag and OPEN not in before and before[-1:] not in tuple("`'\""):     # in quotes it is talked about
+        if (
+            tag and OPEN not in before and before[-1:] not in tuple("`'\"")
+        ):  # in quotes it is talked about
             return before.strip(), after.lstrip()
     return reasoning.strip(), rest
 
@@ -174,18 +185,19 @@ def rename(message, names, extra=""):
 
 # ---- tool calls
 
-class Calls:
+
+class ToolCalls:
     """Tells the tool calls of one choice apart. Engines forget the index, use one index for two calls, or say id and name
     again with each piece, which the SDKs would join to one long id."""
 
     def __init__(self):
-        self.by_id, self.by_index = {}, {}          # an engine's id, an engine's index -> the true index
-        self.names = []                             # of the calls so far; None while a call has none
+        self.by_id, self.by_index = {}, {}  # an engine's id, an engine's index -> the true index
+        self.names = []  # of the calls so far; None while a call has none
 
     def place(self, call, completion):
         """Set the true index of a delta's call (a dict, changed in place). Returns whether anything changed."""
         before = dict(call)
-        theirs, ident = plain(call.get("index")), plain(call.get("id"))
+        theirs, ident = as_id(call.get("index")), as_id(call.get("id"))
         function = call.get("function") if isinstance(call.get("function"), dict) else {}
         index = self.known(theirs, ident, function.get("name"))
         if index is None:
@@ -193,7 +205,9 @@ class Calls:
         else:
             call.pop("id", None)
             if function.get("name") == self.names[index] and "name" in function:
-                function = call["function"] = {name: value for name, value in function.items() if name != "name"}
+                function = call["function"] = {
+                    name: value for name, value in function.items() if name != "name"
+                }
         if theirs is not None:
             self.by_index[theirs] = index
         call["index"] = index
@@ -203,8 +217,13 @@ class Calls:
     def known(self, theirs, ident, name):
         """The true index of the call that a piece goes on with, or None if it begins one."""
         index = self.by_id.get(ident)
-        another = name and theirs is not None and theirs not in self.by_index and index in self.by_index.values()
-        if index is not None and not another:       # some engines have one id for several calls
+        another = (
+            name
+            and theirs is not None
+            and theirs not in self.by_index
+            and index in self.by_index.values()
+        )
+        if index is not None and not another:  # some engines have one id for several calls
             return index
         if theirs is not None:
             return None if ident and name else self.by_index.get(theirs)
@@ -215,13 +234,15 @@ class Calls:
         index = len(self.names)
         self.names.append(None)
         if not ident or ident in self.by_id:
-            self.by_id[ident] = None                # no more a way to tell
-            call["id"] = f"call_{completion}_{index}"       # without one the client could not send its result back
+            self.by_id[ident] = None  # no more a way to tell
+            call["id"] = (
+                f"call_{completion}_{index}"  # without one the client could not send its result back
+            )
         self.by_id[call["id"]] = index
         return index
 
 
-def plain(value):
+def as_id(value):
     """A value that can name something, or None."""
     return value if isinstance(value, (str, int)) else None
 
@@ -231,14 +252,21 @@ def plain(value):
 # A piece of text or reasoning inside an event. Quotes inside JSON strings are escaped, so this cannot match in a text.
 INSIDE = rb'":"((?!")[^"\\]*(?:\\.[^"\\]*)*)"'
 PIECE = re.compile(rb'"(content|reasoning|reasoning_content)' + INSIDE)
-TEXT_PIECE = re.compile(rb'"(text)' + INSIDE)           # of a text completion
+TEXT_PIECE = re.compile(rb'"(text)' + INSIDE)  # of a text completion
 
 
-QUOTE, LF, CR, BACKSLASH = b'"\n\r\\'              # numbers: bytes are looked for in bytes seven times as slowly
-SIGNS = (b'"tool_calls"', b'"role"', b'"usage"', b'"error"')     # of an event that says more than a text
+QUOTE, LF, CR, BACKSLASH = (
+    b'"\n\r\\'  # numbers: bytes are looked for in bytes seven times as slowly
+)
+SIGNS = (
+    b'"tool_calls"',
+    b'"role"',
+    b'"usage"',
+    b'"error"',
+)  # of an event that says more than a text
 
 
-class Shape:
+class EventTemplate:
     """What all events of one kind have in common: an engine's chunks differ in their text alone.
 
     before, after   the bytes around the text, the blank line included
@@ -248,28 +276,35 @@ class Shape:
     __slots__ = ("before", "after", "begin", "end", "joints", "thought")
 
     def __init__(self, event, found, names):
-        self.before, self.after = event[:found.start(2)], event[found.end(2):] + b"\n\n"
+        self.before, self.after = event[: found.start(2)], event[found.end(2) :] + b"\n\n"
         self.begin, self.end = len(self.before), -len(self.after)
         self.thought, self.joints = found[1].startswith(b"reasoning"), None
         if self.thought and names != (found[1],):
-            head = event[:found.start()]
+            head = event[: found.start()]
             fields = [b'"%b":"' % name for name in names]
             self.joints = (head + fields[0], *(b'",' + field for field in fields[1:]), self.after)
 
     def text(self, data):
         """The text of an event that fits, or None. `data` is one event with its blank line, or anything else."""
         if data.startswith(self.before) and data.endswith(self.after):
-            text = data[self.begin:self.end]
-            if text and QUOTE not in text and LF not in text and CR not in text and text[-1] != BACKSLASH and sound(text):
+            text = data[self.begin : self.end]
+            if (
+                text
+                and QUOTE not in text
+                and LF not in text
+                and CR not in text
+                and text[-1] != BACKSLASH
+                and sound(text)
+            ):
                 return text
         return None
 
 
-class Choice:
+class ChoiceState:
     """What is known of one choice of a completion."""
 
     def __init__(self):
-        self.lead, self.calls, self.finished = Lead(), Calls(), False
+        self.lead, self.calls, self.finished = LeakedThinking(), ToolCalls(), False
 
 
 class ChatStream:
@@ -283,23 +318,25 @@ class ChatStream:
     stream's end, is parsed.
     """
 
-    kind, texts = "chat.completion.chunk", PIECE    # of a chunk; where its texts are
+    kind, texts = "chat.completion.chunk", PIECE  # of a chunk; where its texts are
 
     def __init__(self, names=NAMES, usage=False, n=1):
         self.names, self.wants_usage = names, usage
         self.raw_names = tuple(name.encode() for name in names)
         self.n, self.one = n, n == 1
         self.events, self.choices = Events(), {}
-        self.settled = False                        # no leaked tag can come any more: content needs no look
-        self.shape = None                           # of the latest event that was all text
-        self.over = self.done = False               # done: the engine itself said so
+        self.settled = False  # no leaked tag can come any more: content needs no look
+        self.template = None  # of the latest event that was all text
+        self.over = self.done = False  # done: the engine itself said so
         self.fault = None
         self.tokens, self.thoughts, self.usage = 0, 0, None
 
     def feed(self, data):
-        shape, events = self.shape, self.events
-        if shape is not None and not events.rest:   # the hot path: one more event like the last one
-            text = shape.text(data)
+        template, events = self.template, self.events
+        if (
+            template is not None and not events.rest
+        ):  # the hot path: one more event like the last one
+            text = template.text(data)
             if text is not None:
                 return self.say(data, text)
         out = []
@@ -309,7 +346,7 @@ class ChatStream:
             said = self.like_the_last(event)
             if said is None:
                 said = self.quick(event)
-            out.append(self.look(event) if said is None else said)      # b"" is an answer too
+            out.append(self.look(event) if said is None else said)  # b"" is an answer too
         if len(self.events.rest) > MAX_EVENT:
             self.break_off(UpstreamError("the engine sent an event that does not end"))
         return b"".join(out)
@@ -321,7 +358,9 @@ class ChatStream:
         if self.fault:
             raise self.fault
         if not self.finished and not (self.done and self.choices and self.all_ended):
-            raise UpstreamError("the engine broke off before the answer was finished; send the request again")
+            raise UpstreamError(
+                "the engine broke off before the answer was finished; send the request again"
+            )
         return DONE
 
     @property
@@ -348,36 +387,46 @@ class ChatStream:
     def chunk_of(self, choice):
         """A whole choice as the only chunk of its stream."""
         message = choice.get("message") if isinstance(choice.get("message"), dict) else {}
-        return {"index": choice.get("index", 0), "delta": {name: value for name, value in message.items() if value is not None},
-                "logprobs": choice.get("logprobs"), "finish_reason": choice.get("finish_reason")}
+        return {
+            "index": choice.get("index", 0),
+            "delta": {name: value for name, value in message.items() if value is not None},
+            "logprobs": choice.get("logprobs"),
+            "finish_reason": choice.get("finish_reason"),
+        }
 
     # -- an event
 
     def like_the_last(self, event):
         """The event for the client if only its text differs from the last one's, else None."""
-        if self.shape is None:
+        if self.template is None:
             return None
         event += b"\n\n"
-        text = self.shape.text(event)
+        text = self.template.text(event)
         return None if text is None else self.say(event, text)
 
     def say(self, event, text):
-        """The client's bytes for an event of the present shape with this text."""
-        shape = self.shape
+        """The client's bytes for an event of the present template with this text."""
+        template = self.template
         self.tokens += 1
-        self.thoughts += shape.thought
-        return event if shape.joints is None else text.join(shape.joints)
+        self.thoughts += template.thought
+        return event if template.joints is None else text.join(template.joints)
 
     def quick(self, event):
         """The event for the client where bytes tell enough, else None."""
-        if not (self.one and event.startswith(b"data: {") and b'"finish_reason":null' in event
-                and (self.settled or b'"content":' not in event) and b"\n" not in event
-                and not any(sign in event for sign in SIGNS) and sound(event)):
+        if not (
+            self.one
+            and event.startswith(b"data: {")
+            and b'"finish_reason":null' in event
+            and (self.settled or b'"content":' not in event)
+            and b"\n" not in event
+            and not any(sign in event for sign in SIGNS)
+            and sound(event)
+        ):
             return None
         found = self.texts.search(event)
         if not found or event.count(b'"reasoning') + event.count(b'"content"') > 1:
             return None
-        self.shape = Shape(event, found, self.raw_names)
+        self.template = EventTemplate(event, found, self.raw_names)
         return self.say(event + b"\n\n", found[2])
 
     def look(self, event):
@@ -415,7 +464,9 @@ class ChatStream:
             chunk["choices"] = choices
             changed = True
         if self.one:
-            self.settled = all(choice.lead.settled for choice in self.choices.values()) and bool(self.choices)
+            self.settled = all(choice.lead.settled for choice in self.choices.values()) and bool(
+                self.choices
+            )
         return self.give(chunk, data, changed or any(empty))
 
     def give(self, chunk, data, changed):
@@ -437,17 +488,17 @@ class ChatStream:
             del chunk["usage"]
             return True
         if not choices and chunk.get("choices") != []:
-            chunk["choices"] = []                   # the SDKs iterate it
+            chunk["choices"] = []  # the SDKs iterate it
             return True
         return False
 
     def choice(self, choice, chunk):
         """Mend one choice in place. Returns whether it changed, or None if nothing is left of it."""
-        state = self.choices.setdefault(place_of(choice), Choice())
+        state = self.choices.setdefault(place_of(choice), ChoiceState())
         delta, odd = choice.get("delta"), not isinstance(choice.get("delta"), dict)
         if odd:
             delta = choice["delta"] = {}
-        finishes = bool(choice.get("finish_reason"))        # some say "" all along
+        finishes = bool(choice.get("finish_reason"))  # some say "" all along
         held_back = delta.get("content")
         changed = self.mend_text(delta, state, finishes) or odd
         calls = delta.get("tool_calls")
@@ -456,9 +507,15 @@ class ChatStream:
                 changed = state.calls.place(call, chunk.get("id") or "0") or changed
         state.finished = state.finished or finishes
         says = any(delta.get(name) for name in ("content", "tool_calls", "refusal", *NAMES))
-        self.tokens += bool(says or finishes)       # the last one is the token that ends the turn
+        self.tokens += bool(says or finishes)  # the last one is the token that ends the turn
         self.thoughts += any(delta.get(name) for name in NAMES)
-        if held_back and not says and not finishes and "role" not in delta and not choice.get("logprobs"):
+        if (
+            held_back
+            and not says
+            and not finishes
+            and "role" not in delta
+            and not choice.get("logprobs")
+        ):
             return None
         return changed
 
@@ -489,34 +546,37 @@ class CompletionStream(ChatStream):
         return choice
 
     def choice(self, choice, chunk):
-        state = self.choices.setdefault(place_of(choice), Choice())
+        state = self.choices.setdefault(place_of(choice), ChoiceState())
         finishes = bool(choice.get("finish_reason"))
         state.finished = state.finished or finishes
         self.tokens += bool(choice.get("text") or finishes)
         odd = not isinstance(choice.get("text"), str)
         if odd:
-            choice["text"] = ""                     # the SDKs add it up
+            choice["text"] = ""  # the SDKs add it up
         return odd
 
 
-SAID = {"reasoning": "reasoning", "refusal": "refusal", "text": "content"}      # kind of a text -> its name in a delta
-GIVEN_UP = ("abort", "error")                       # vLLM's finish_reasons for an answer that is none
+SAID = {
+    "reasoning": "reasoning",
+    "refusal": "refusal",
+    "text": "content",
+}  # kind of a text -> its name in a delta
 
 
 class PieceStream(ChatStream):
     """A stream for an API with events of its own, over the same reading and mending. A dialect writes the events:
 
-        text(kind, text) -> bytes       kind "reasoning", "text" or "refusal"; text is the inside of a JSON string, as bytes
-        piece(kind, value) -> bytes     "tool": a tool call's delta; "finish": the choice that ends (a dict, with
-                                        finish_reason and vLLM's stop_reason); "usage": the engine's figures
-        end(), fail(error), alive()     as for every stream
+    text(kind, text) -> bytes       kind "reasoning", "text" or "refusal"; text is the inside of a JSON string, as bytes
+    piece(kind, value) -> bytes     "tool": a tool call's delta; "finish": the choice that ends (a dict, with
+                                    finish_reason and vLLM's stop_reason); "usage": the engine's figures
+    end(), fail(error), alive()     as for every stream
     """
 
     def __init__(self):
         super().__init__(("reasoning",), usage=True)
 
     def say(self, event, text):
-        thought = self.shape.thought
+        thought = self.template.thought
         self.tokens += 1
         self.thoughts += thought
         return self.text("reasoning" if thought else "text", text)
@@ -527,7 +587,11 @@ class PieceStream(ChatStream):
         return super().quick(event) if own else None
 
     def give(self, chunk, data, changed):
-        out = [self.one_piece(kind, value) for choice in self.own(chunk) for kind, value in pieces_of(choice)]
+        out = [
+            self.one_piece(kind, value)
+            for choice in self.own(chunk)
+            for kind, value in pieces_of(choice)
+        ]
         if isinstance(chunk.get("usage"), dict):
             out.append(self.piece("usage", chunk["usage"]))
         return b"".join(out)
@@ -558,7 +622,9 @@ def pieces_of(choice):
 def check_end(finish):
     """Raises UpstreamError where a finish_reason says that the answer is not whole."""
     if not finish:
-        raise UpstreamError("the engine broke off before the answer was finished; send the request again")
+        raise UpstreamError(
+            "the engine broke off before the answer was finished; send the request again"
+        )
     if finish in GIVEN_UP:
         raise UpstreamError("the engine gave this answer up; send the request again")
 
@@ -570,7 +636,11 @@ def place_of(choice):
 def choices_of(answer):
     """The choices of a chunk or a completion; what is none is left out."""
     choices = answer.get("choices")
-    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+    return (
+        [choice for choice in choices if isinstance(choice, dict)]
+        if isinstance(choices, list)
+        else []
+    )
 
 
 def answered(completion):

@@ -1,8 +1,9 @@
 """What is done with a socket on either side of the gateway."""
+
 import socket
 from time import monotonic
 
-LINGER = 2.0                                        # seconds for which the rest of a refused body is thrown away
+LINGER = 2.0  # seconds for which the rest of a refused body is thrown away
 READ = 1 << 18
 
 

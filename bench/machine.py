@@ -1,14 +1,16 @@
 """What this machine offers, and what processes use of it. Linux: all of it comes from /proc."""
+
 import os
 import time
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
 MB = 1 << 20
-CALM = 0.35                                         # cores that other programs may use in a moment that counts as quiet
+CALM = 0.35  # cores that other programs may use in a moment that counts as quiet
 
 
 # ---- what it offers
+
 
 def cores():
     """(the gateway's core, those of engine and load): two sets of numbers; the same one if there is but one core."""
@@ -28,12 +30,21 @@ def take_priority():
 def about():
     """What a reader of figures wants to know of the machine."""
     info = Path("/proc/cpuinfo").read_text()
-    names = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")]
-    return {"cores": len(os.sched_getaffinity(0)), "processor": names[0] if names else "unknown",
-            "kernel": os.uname().release, "load_average": os.getloadavg()[0]}
+    names = [
+        line.partition(":")[2].strip()
+        for line in info.splitlines()
+        if line.startswith("model name")
+    ]
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": names[0] if names else "unknown",
+        "kernel": os.uname().release,
+        "load_average": os.getloadavg()[0],
+    }
 
 
 # ---- what processes use
+
 
 def fields(pid):
     """The fields of /proc/PID/stat behind the name, which may hold spaces; empty if the process has gone."""
@@ -88,7 +99,14 @@ def share(pids):
 def value(path, name):
     """The number behind a name in a file of /proc; 0 if it isn't there."""
     try:
-        return next((int(line.split()[1]) for line in Path(path).read_text().splitlines() if line.startswith(name)), 0)
+        return next(
+            (
+                int(line.split()[1])
+                for line in Path(path).read_text().splitlines()
+                if line.startswith(name)
+            ),
+            0,
+        )
     except OSError:
         return 0
 
@@ -113,6 +131,7 @@ def rest(pids, most=30):
 
 
 # ---- the others
+
 
 class Others:
     """The CPU that programs use that have nothing to do with this bench."""

@@ -1,4 +1,5 @@
 """Starts what is measured, on loopback, and ends all of it: the engine, nginx, the gateway, other gateways."""
+
 import ctypes
 import json
 import os
@@ -23,8 +24,8 @@ HERE = Path(__file__).resolve().parent
 HOME = HERE.parent
 BUILD = HERE / "build"
 CHAT = "/v1/chat/completions"
-STREAMS = 5000                                      # more than a measure opens
-READY = 30                                          # seconds for a process until it answers
+STREAMS = 5000  # more than a measure opens
+READY = 30  # seconds for a process until it answers
 LIBC = ctypes.CDLL(None)
 STOPS = {signal.SIGINT, signal.SIGTERM}
 PR_SET_PDEATHSIG = 1
@@ -37,6 +38,7 @@ class Missing(Exception):
 @dataclass
 class Target:
     """Something that answers chat requests. `pids`: what is charged for them; `idle`: MB before the first measure."""
+
     name: str
     port: int
     key: str
@@ -47,18 +49,23 @@ class Target:
 
 # ---- programs
 
+
 def compile_all():
     """The engine and the load generator, from C. Raises Missing."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if not compiler:
-        raise Missing("no C compiler (apt install gcc libc6-dev): nothing but memory can be measured")
+        raise Missing(
+            "no C compiler (apt install gcc libc6-dev): nothing but memory can be measured"
+        )
     BUILD.mkdir(exist_ok=True)
     for name in ("upstream", "loadgen"):
         command = [compiler, "-O2", "-Wall", "-o", BUILD / name, HERE / f"{name}.c"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise Missing(f"{name}.c does not compile (apt install libc6-dev): nothing but memory can be measured\n"
-                          + done.stderr[-500:])
+            raise Missing(
+                f"{name}.c does not compile (apt install libc6-dev): nothing but memory can be measured\n"
+                + done.stderr[-500:]
+            )
 
 
 def nginx_program():
@@ -79,13 +86,16 @@ def answers(url, key=""):
     """Whether GET url is a 200."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=1) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+            request, timeout=1
+        ) as answer:
             return answer.status == 200
     except OSError:
         return False
 
 
 # ---- the stage
+
 
 @contextmanager
 def undisturbed():
@@ -108,14 +118,17 @@ class Stage:
 
     def __enter__(self):
         self.folder = Path(tempfile.mkdtemp(prefix="sparks-bench-"))
-        self.folder.chmod(0o711)                    # nginx's worker is another user
+        self.folder.chmod(0o711)  # nginx's worker is another user
         self.ends.callback(shutil.rmtree, self.folder, ignore_errors=True)
         self.requests = Requests(self.folder)
         os.sched_setaffinity(0, self.load_cores)
         return self
 
     def __exit__(self, *error):
-        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            number: signal.signal(number, signal.SIG_IGN)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
         self.ends.close()
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -124,14 +137,23 @@ class Stage:
 
     def start(self, command, cores=None, env=None, pipe=False, log="stage.log", cwd=HOME):
         """A process that ends with this stage; what it says goes to a file, or to a pipe."""
+
         def prepare():
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
             os.sched_setaffinity(0, cores or self.load_cores)
             LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
         with open(self.folder / log, "ab") as file, undisturbed():
             process = subprocess.Popen(
-                [str(part) for part in command], cwd=cwd, env=env, preexec_fn=prepare, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if pipe else file, stderr=file)
+                [str(part) for part in command],
+                cwd=cwd,
+                env=env,
+                preexec_fn=prepare,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipe else file,
+                stderr=file,
+            )
             self.ends.callback(end, process)
         return process
 
@@ -171,10 +193,22 @@ class Stage:
     def open_nginx(self):
         program, port = nginx_program(), free_port()
         conf = (HERE / "nginx.conf").read_text()
-        for name, value in {"{PORT}": port, "{ENGINE}": self.engine_port, "{KEY}": self.key}.items():
+        for name, value in {
+            "{PORT}": port,
+            "{ENGINE}": self.engine_port,
+            "{KEY}": self.key,
+        }.items():
             conf = conf.replace(name, str(value))
         (self.folder / "nginx.conf").write_text(conf)
-        command = [program, "-p", self.folder, "-c", self.folder / "nginx.conf", "-g", "daemon off;"]
+        command = [
+            program,
+            "-p",
+            self.folder,
+            "-c",
+            self.folder / "nginx.conf",
+            "-g",
+            "daemon off;",
+        ]
         self.serve("nginx", command, "/v1/models", port)
 
     def open_gateway(self):
@@ -188,7 +222,7 @@ def end(process, seconds=5):
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
-    with suppress(ProcessLookupError):              # also children that a start which was broken off has left
+    with suppress(ProcessLookupError):  # also children that a start which was broken off has left
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     if process.stdout:
@@ -197,26 +231,53 @@ def end(process, seconds=5):
 
 # ---- the gateway's own
 
+
 def gateway_environment(folder, engine_port):
     """A gateway of its own: a database in `folder`, slots for all, and everything else as it comes."""
     own = {setting.variable for setting in settings.SETTINGS}
-    kept = {name: value for name, value in os.environ.items()
-            if name not in own and not name.lower().endswith("_proxy")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in own and not name.lower().endswith("_proxy")
+    }
     (folder / "sparks.toml").touch()
-    return {**kept, "SPARKS_CONFIG": str(folder / "sparks.toml"), "SPARKS_DB": f"sqlite:///{folder}/bench.db",
-            "SPARKS_UPSTREAM": f"http://127.0.0.1:{engine_port}", "SPARKS_BIND": f"127.0.0.1:{free_port()}",
-            "SPARKS_MAX_ACTIVE": str(STREAMS)}
+    return {
+        **kept,
+        "SPARKS_CONFIG": str(folder / "sparks.toml"),
+        "SPARKS_DB": f"sqlite:///{folder}/bench.db",
+        "SPARKS_UPSTREAM": f"http://127.0.0.1:{engine_port}",
+        "SPARKS_BIND": f"127.0.0.1:{free_port()}",
+        "SPARKS_MAX_ACTIVE": str(STREAMS),
+    }
 
 
 def make_key(environment):
     """A key on which every limit is set, none of them near."""
     added = json.loads(keys(environment, "add", "bench", "--json"))
-    keys(environment, "limit", "bench", "--rpm", 10**9, "--tpm", 10**12, "--active", STREAMS, "--tokens-per-day", 10**12,
-         "--tokens-per-month", 10**12, "--models", "fake*", "--expires", "2099-12-31")
+    keys(
+        environment,
+        "limit",
+        "bench",
+        "--rpm",
+        10**9,
+        "--tpm",
+        10**12,
+        "--active",
+        STREAMS,
+        "--tokens-per-day",
+        10**12,
+        "--tokens-per-month",
+        10**12,
+        "--models",
+        "fake*",
+        "--expires",
+        "2099-12-31",
+    )
     return added["key"]
 
 
 def keys(environment, *arguments):
     command = [sys.executable, "keys.py", *map(str, arguments)]
-    return subprocess.run(command, cwd=HOME, env=environment, check=True, capture_output=True, text=True,
-                          timeout=30).stdout
+    return subprocess.run(
+        command, cwd=HOME, env=environment, check=True, capture_output=True, text=True, timeout=30
+    ).stdout

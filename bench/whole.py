@@ -5,6 +5,7 @@ A request with a `seed` gets the same bytes from the engine each time, so it is 
 gateway. Streams are short, of many lengths, many at once, mostly as fast as they go (events come in clumps, cut
 anywhere), every eighth paced (events come alone); every third client asks for usage.
 """
+
 import http.client
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +14,18 @@ from threading import local
 from stream import ChatStream
 
 AT_ONCE = 32
-mine = local()                                      # connections of a thread
+mine = local()  # connections of a thread
 
 
 def request(number, paced):
     tokens = 1 + number // 8 % 4 if number % 8 == 0 else 1 + number % 60
-    body = {"model": "fake@50" if paced else "fake", "stream": True, "seed": number + 1, "max_tokens": tokens,
-            "messages": [{"role": "user", "content": "hi"}]}
+    body = {
+        "model": "fake@50" if paced else "fake",
+        "stream": True,
+        "seed": number + 1,
+        "max_tokens": tokens,
+        "messages": [{"role": "user", "content": "hi"}],
+    }
     if asks_for_usage(number):
         body["stream_options"] = {"include_usage": True}
     return body
@@ -35,7 +41,9 @@ def fetch(target, body):
     if target.port not in connections:
         connections[target.port] = http.client.HTTPConnection("127.0.0.1", target.port, timeout=30)
     connection = connections[target.port]
-    connection.request("POST", target.path, json.dumps(body), {"Authorization": f"Bearer {target.key}"})
+    connection.request(
+        "POST", target.path, json.dumps(body), {"Authorization": f"Bearer {target.key}"}
+    )
     answer = connection.getresponse()
     data = answer.read()
     return data if answer.status == 200 else b"%d " % answer.status + data
@@ -60,6 +68,10 @@ def differs(engine, gateway, number):
 def check(engine, gateway, count):
     """`count` streams: {"streams", "different", "first"}, first being the first that differs, as text, or None."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = [one for one in pool.map(lambda number: differs(engine, gateway, number), range(count)) if one]
+        found = [
+            one
+            for one in pool.map(lambda number: differs(engine, gateway, number), range(count))
+            if one
+        ]
     first = "stream {}: got {!r}, expected {!r}".format(*found[0])[:2000] if found else None
     return {"streams": count, "different": len(found), "first": first}

@@ -5,22 +5,51 @@ fields of reasoning, and stream_options; it reads messages and tools far enough 
 
 Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v1/chat/completions.
 """
+
 import reasoning
-from dialects import (chunks_of, count_of, engine_chat, is_address, mended, openai_refusal as refusal,  # noqa: F401, a dialect's
-                      parse, read_stream, sampling, typed)
+from dialects import sampling
+from dialects.engine import chunks_of, engine_chat, is_address, openai_refusal as refusal  # noqa: F401, part of a dialect
+from dialects.read import count_of, mended, parse, read_stream, typed
 from errors import InvalidRequest
 from stream import ChatStream, answered, choices_of, dumps, leaked, rename
 
-ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool",
-         "function": "function"}
+ROLES = {
+    "developer": "system",
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "function",
+}
 TEXTS = {"text": "text", "input_text": "text", "output_text": "text"}
-MEDIA = {"image_url": "image_url", "input_image": "image_url", "video_url": "video_url", "audio_url": "audio_url"}
-FETCHED = {"image_url": " or an http(s) address", "video_url": ": addresses are not fetched here",
-           "audio_url": ": addresses are not fetched here"}
-REFUSED = {"input_audio": "audio is not supported; send text or images",
-           "file": "files are not supported; send their text, or images of their pages"}
-ABSENT = ("annotations", "function_call", "audio", "tool_calls")    # null in vLLM's messages, which OpenAI's schema forbids
-PASSED = ("refusal", "thinking", "image_embeds", "audio_embeds", "tool_reference")      # vLLM knows them
+MEDIA = {
+    "image_url": "image_url",
+    "input_image": "image_url",
+    "video_url": "video_url",
+    "audio_url": "audio_url",
+}
+FETCHED = {
+    "image_url": " or an http(s) address",
+    "video_url": ": addresses are not fetched here",
+    "audio_url": ": addresses are not fetched here",
+}
+REFUSED = {
+    "input_audio": "audio is not supported; send text or images",
+    "file": "files are not supported; send their text, or images of their pages",
+}
+ABSENT = (
+    "annotations",
+    "function_call",
+    "audio",
+    "tool_calls",
+)  # null in vLLM's messages, which OpenAI's schema forbids
+PASSED = (
+    "refusal",
+    "thinking",
+    "image_embeds",
+    "audio_embeds",
+    "tool_reference",
+)  # vLLM knows them
 
 
 def read(body, fleet):
@@ -34,10 +63,13 @@ def read(body, fleet):
     sampling.read_format(payload)
     if not streams:
         return engine_chat(payload, fleet)
-    return engine_chat(payload, fleet, lambda names: ChatStream(names, usage, count_of(payload.get("n"))))
+    return engine_chat(
+        payload, fleet, lambda names: ChatStream(names, usage, count_of(payload.get("n")))
+    )
 
 
 # ---- messages
+
 
 def bad(where, problem):
     return InvalidRequest(f"{where} {problem}", "messages")
@@ -46,8 +78,10 @@ def bad(where, problem):
 def read_messages(payload):
     messages = payload.get("messages")
     if messages is None:
-        raise InvalidRequest("messages is missing: send a list such as [{\"role\": \"user\", \"content\": \"Hello\"}]",
-                             "messages")
+        raise InvalidRequest(
+            "messages is missing: send a list such as [{\"role\": \"user\", \"content\": \"Hello\"}]",
+            "messages",
+        )
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list with at least one message", "messages")
     for at, message in enumerate(messages):
@@ -63,10 +97,12 @@ def read_message(message, where):
     message["role"] = ROLES[role]
     content = message.get("content")
     if isinstance(content, list):
-        message["content"] = [read_part(part, f"{where}.content[{at}]") for at, part in enumerate(content)]
+        message["content"] = [
+            read_part(part, f"{where}.content[{at}]") for at, part in enumerate(content)
+        ]
     elif content is not None and not isinstance(content, str):
         raise bad(f"{where}.content", "must be a text or a list of parts")
-    rename(message, ("reasoning_content",))             # the name that every engine takes
+    rename(message, ("reasoning_content",))  # the name that every engine takes
     read_calls(message, where)
 
 
@@ -82,7 +118,11 @@ def read_part(part, where):
         raise bad(f"{where}.type", "is missing: text or image_url, for example")
     if kind in REFUSED:
         raise bad(where, f"is {kind}: {REFUSED[kind]}")
-    part = {name: value for name, value in part.items() if name not in FETCHED or name == MEDIA.get(kind)}
+    part = {
+        name: value
+        for name, value in part.items()
+        if name not in FETCHED or name == MEDIA.get(kind)
+    }
     if kind in TEXTS:
         if not isinstance(part.get("text"), str):
             raise bad(f"{where}.text", "must be a text")
@@ -103,8 +143,14 @@ def read_media(part, kind, where):
     if not isinstance(url, str):
         raise bad(f"{where}.{kind}", 'must hold a data URL: {"url": "data:image/png;base64,..."}')
     if url[:5].lower() != "data:" and not (kind == "image_url" and is_address(url)):
-        raise bad(f"{where}.{kind}", "must be a data URL (data:image/png;base64,...)" + FETCHED[kind])
-    detail = {"detail": part["detail"]} if kind == "image_url" and isinstance(part.get("detail"), str) else {}
+        raise bad(
+            f"{where}.{kind}", "must be a data URL (data:image/png;base64,...)" + FETCHED[kind]
+        )
+    detail = (
+        {"detail": part["detail"]}
+        if kind == "image_url" and isinstance(part.get("detail"), str)
+        else {}
+    )
     rest = {name: value for name, value in part.items() if name not in ("type", kind, "detail")}
     return {"type": kind, kind: {**detail, **source}, **rest}
 
@@ -123,36 +169,54 @@ def read_calls(message, where):
         try:
             function["arguments"] = mended(function.get("arguments"))
         except RecursionError:
-            raise bad(f"{where}.tool_calls[{at}]", "has arguments that are nested too deeply") from None
+            raise bad(
+                f"{where}.tool_calls[{at}]", "has arguments that are nested too deeply"
+            ) from None
 
 
 # ---- the other fields
 
+
 def read_tools(payload):
     tools = typed(payload, "tools", list, "a list")
-    if tools == []:                                     # vLLM would refuse a tool_choice beside it
+    if tools == []:  # vLLM would refuse a tool_choice beside it
         del payload["tools"]
         payload.pop("tool_choice", None)
     if tools:
         payload["tools"] = [read_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)]
     choice = payload.get("tool_choice")
-    if isinstance(choice, dict) and isinstance(choice.get("name"), str) and "function" not in choice:
+    if (
+        isinstance(choice, dict)
+        and isinstance(choice.get("name"), str)
+        and "function" not in choice
+    ):
         payload["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
 
 
 def read_tool(tool, where):
     """A tool in the nested form; clients of the Responses API send it flat."""
     if not isinstance(tool, dict) or tool.get("type") not in (None, "function"):
-        raise InvalidRequest(f"{where} must be a function: only function tools are supported", "tools")
+        raise InvalidRequest(
+            f"{where} must be a function: only function tools are supported", "tools"
+        )
     if tool.get("function") is None:
-        tool = {"function": {name: value for name, value in tool.items() if name not in ("type", "function")}}
+        tool = {
+            "function": {
+                name: value for name, value in tool.items() if name not in ("type", "function")
+            }
+        }
     function = tool["function"]
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+    if (
+        not isinstance(function, dict)
+        or not isinstance(function.get("name"), str)
+        or not function["name"]
+    ):
         raise InvalidRequest(f"{where} needs a name", "tools")
     return {**tool, "type": "function"}
 
 
 # ---- the plain answer
+
 
 def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
@@ -182,7 +246,7 @@ def write_message(message, names):
 
 def collected(events, ask):
     """A stream's bytes as the plain completion they add up to. Raises Refusal if they are no whole answer."""
-    stream = ChatStream(usage=True, n=None)          # so that every event is looked into
+    stream = ChatStream(usage=True, n=None)  # so that every event is looked into
     chunks = chunks_of(events, stream)
     messages, ends = {}, {}
     for chunk in chunks:
@@ -191,7 +255,9 @@ def collected(events, ask):
             add(messages.setdefault(index, {"role": "assistant", "content": None}), choice["delta"])
             add_end(ends.setdefault(index, {"logprobs": None}), choice)
     head = {name: chunks[0].get(name) for name in ("id", "created", "model")}
-    whole = [{"index": index, "message": messages[index], **ends[index]} for index in sorted(messages)]
+    whole = [
+        {"index": index, "message": messages[index], **ends[index]} for index in sorted(messages)
+    ]
     return {**head, "object": "chat.completion", "choices": whole, "usage": stream.usage}
 
 
@@ -217,8 +283,12 @@ def add_end(end, choice):
 
 def add_call(calls, piece):
     if piece["index"] == len(calls):
-        calls.append({"id": piece.get("id"), "type": "function", "function": {"name": "", "arguments": ""}})
+        calls.append(
+            {"id": piece.get("id"), "type": "function", "function": {"name": "", "arguments": ""}}
+        )
     function = piece.get("function")
     for name, value in function.items() if isinstance(function, dict) else ():
         text = value if isinstance(value, str) else "" if value is None else dumps(value).decode()
-        calls[piece["index"]]["function"][name] = calls[piece["index"]]["function"].get(name, "") + text
+        calls[piece["index"]]["function"][name] = (
+            calls[piece["index"]]["function"].get(name, "") + text
+        )

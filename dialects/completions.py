@@ -5,14 +5,22 @@ arrays go on as they are; an engine that does not take them says so.
 
 Source: the gateway's specification, pages 2 and 3; OpenAI's reference of POST /v1/completions.
 """
-from dialects import Ask, chunks_of, count_of, model_for, openai_refusal, parse, read_stream, sampling, typed, written
+
+from dialects import Ask, sampling
+from dialects.engine import chunks_of, model_for, openai_refusal, written  # noqa: F401, part of a dialect
+from dialects.read import count_of, parse, read_stream, typed
 from errors import InvalidRequest, error_body
 from stream import CompletionStream, answered, choices_of, data_event, dumps
 
 PATH = "/v1/completions"
-MAX_TOKENS = 16                                     # unless the request says more, as OpenAI's
+MAX_TOKENS = 16  # unless the request says more, as OpenAI's
 EXPECTED = "must be a text, a list of texts, a list of token ids, or a list of such lists"
-LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")     # of logprobs, that grow with a stream
+LISTS = (
+    "tokens",
+    "token_logprobs",
+    "top_logprobs",
+    "text_offset",
+)  # of logprobs, that grow with a stream
 
 
 class Stream(CompletionStream):
@@ -26,7 +34,9 @@ def read(body, fleet):
     streams, usage = read_stream(payload)
     typed(payload, "model", str, "a text")
     prompts = read_prompt(payload)
-    sampling.read_lengths(payload, 0 if payload.get("echo") is True else 1)      # nothing new: the prompt's own logprobs
+    sampling.read_lengths(
+        payload, 0 if payload.get("echo") is True else 1
+    )  # nothing new: the prompt's own logprobs
     sampling.read_format(payload)
     model = model_for(fleet, payload.get("model"), "chat")
     settle(payload, model)
@@ -48,7 +58,9 @@ def settle(payload, model):
 def read_prompt(payload):
     """How many prompts there are. Raises InvalidRequest where there is none."""
     prompt = payload.get("prompt")
-    if prompt is None and payload.get("prompt_embeds") is not None:     # vLLM's, where it is started for them
+    if (
+        prompt is None and payload.get("prompt_embeds") is not None
+    ):  # vLLM's, where it is started for them
         return 1
     if prompt is None:
         raise InvalidRequest('prompt is missing: send a text such as "Once upon a time"', "prompt")
@@ -58,7 +70,9 @@ def read_prompt(payload):
         raise InvalidRequest(f"prompt {EXPECTED}, and not empty", "prompt")
     if are_tokens(prompt):
         return 1
-    if not all(isinstance(one, str) or isinstance(one, list) and one and are_tokens(one) for one in prompt):
+    if not all(
+        isinstance(one, str) or isinstance(one, list) and one and are_tokens(one) for one in prompt
+    ):
         raise InvalidRequest(f"prompt {EXPECTED}", "prompt")
     return len(prompt)
 
@@ -70,6 +84,7 @@ def are_tokens(values):
 
 # ---- what is answered
 
+
 def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
     if isinstance(answer, bytes):
@@ -78,8 +93,10 @@ def write(answer, ask):
         choice.setdefault("logprobs", None)
         if not isinstance(choice.get("text"), str):
             choice["text"] = ""
-    if isinstance(answer.get("usage"), dict):       # vLLM's nulls, which OpenAI's schema forbids
-        answer["usage"] = {name: value for name, value in answer["usage"].items() if value is not None}
+    if isinstance(answer.get("usage"), dict):  # vLLM's nulls, which OpenAI's schema forbids
+        answer["usage"] = {
+            name: value for name, value in answer["usage"].items() if value is not None
+        }
     return dumps(answer), answer.get("usage")
 
 
@@ -90,10 +107,19 @@ def collected(events):
     for chunk in chunks:
         for choice in choices_of(chunk):
             index = choice["index"] if isinstance(choice.get("index"), int) else 0
-            add(choices.setdefault(index, {"index": index, "text": "", "logprobs": None, "finish_reason": None}), choice)
+            add(
+                choices.setdefault(
+                    index, {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+                ),
+                choice,
+            )
     head = {name: chunks[0].get(name) for name in ("id", "created", "model")}
-    return {**head, "object": "text_completion", "choices": [choices[index] for index in sorted(choices)],
-            "usage": stream.usage}
+    return {
+        **head,
+        "object": "text_completion",
+        "choices": [choices[index] for index in sorted(choices)],
+        "usage": stream.usage,
+    }
 
 
 def add(whole, choice):
@@ -103,7 +129,11 @@ def add(whole, choice):
     given = choice.get("logprobs")
     if isinstance(given, dict):
         before = whole["logprobs"] or {}
-        whole["logprobs"] = {name: [*before.get(name, []), *given[name]] for name in LISTS if isinstance(given.get(name), list)}
+        whole["logprobs"] = {
+            name: [*before.get(name, []), *given[name]]
+            for name in LISTS
+            if isinstance(given.get(name), list)
+        }
 
 
 def refusal(error):

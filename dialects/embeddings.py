@@ -5,20 +5,25 @@ one of the two. `dimensions` is the gateway's own: vectors are cut and normalise
 
 Source: the gateway's specification, pages 2 and 3; OpenAI's reference of POST /v1/embeddings.
 """
+
 import math
 from array import array
 from base64 import b64decode, b64encode
 
-from dialects import Ask, model_for, openai_refusal, parse, typed, written
+from dialects import Ask
+from dialects.engine import model_for, openai_refusal, written  # noqa: F401, part of a dialect
+from dialects.read import parse, typed
 from dialects.completions import are_tokens
 from errors import InvalidRequest, UpstreamError
 from stream import dumps
 
 PATH = "/v1/embeddings"
 FORMATS = ("float", "base64")
-EXPECTED = "must be a text, a list of texts, a list of token ids, or a list of such lists, and not empty"
+EXPECTED = (
+    "must be a text, a list of texts, a list of token ids, or a list of such lists, and not empty"
+)
 UNREADABLE = "the engine's embeddings cannot be read"
-MOST = 1 << 20                                      # dimensions
+MOST = 1 << 20  # dimensions
 
 
 def read(body, fleet):
@@ -29,26 +34,37 @@ def read(body, fleet):
     form = typed(payload, "encoding_format", str, "float or base64")
     form = FORMATS[0] if form is None else form
     if form not in FORMATS:
-        raise InvalidRequest(f"encoding_format must be float or base64, not {form[:40]!r}", "encoding_format")
+        raise InvalidRequest(
+            f"encoding_format must be float or base64, not {form[:40]!r}", "encoding_format"
+        )
     dimensions = payload.pop("dimensions", None)
     if dimensions is not None and not (type(dimensions) is int and 1 <= dimensions <= MOST):
         raise InvalidRequest("dimensions must be a positive whole number", "dimensions")
-    for name in ("stream", "stream_options"):       # there is nothing to stream
+    for name in ("stream", "stream_options"):  # there is nothing to stream
         payload.pop(name, None)
     model = model_for(fleet, meant(payload.get("model"), fleet), "embedding")
     payload |= {"model": model.engine_id, "encoding_format": form}
-    return Ask(PATH, written(payload), model, extra={"form": form, "dimensions": dimensions, "count": count})
+    return Ask(
+        PATH,
+        written(payload),
+        model,
+        extra={"form": form, "dimensions": dimensions, "count": count},
+    )
 
 
 def meant(name, fleet):
     """Without a name, the first embedding model: the default one is for chats."""
-    return name if name is not None else next((model.id for model in fleet.models() if model.kind == "embedding"), None)
+    return (
+        name
+        if name is not None
+        else next((model.id for model in fleet.models() if model.purpose == "embedding"), None)
+    )
 
 
 def read_input(payload):
     """How many inputs there are. Raises InvalidRequest where there is none."""
     given = payload.get("input")
-    if payload.pop("messages", None) is not None:   # vLLM's, with images that it would fetch itself
+    if payload.pop("messages", None) is not None:  # vLLM's, with images that it would fetch itself
         raise InvalidRequest("messages are not embedded here: send texts as input alone", "input")
     if given is None:
         raise InvalidRequest("input is missing: send a text or a list of texts", "input")
@@ -66,13 +82,16 @@ def read_input(payload):
 
 # ---- what is answered
 
+
 def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer. Raises Refusal."""
     data = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(data, list) or len(data) != ask.extra["count"]:
         raise UpstreamError(UNREADABLE)
     for item in data:
-        item["embedding"] = formed(vector_in(item), **{name: ask.extra[name] for name in ("form", "dimensions")})
+        item["embedding"] = formed(
+            vector_in(item), **{name: ask.extra[name] for name in ("form", "dimensions")}
+        )
     usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else None
     answer["usage"] = usage or {"prompt_tokens": 0, "total_tokens": 0}
     return dumps(answer), usage
@@ -82,7 +101,7 @@ def vector_in(item):
     """What an item of the engine's answer holds: a list of numbers, or a text in base64."""
     value = item.get("embedding") if isinstance(item, dict) else None
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
-        value = value[0]                            # llama.cpp's, where it does not pool
+        value = value[0]  # llama.cpp's, where it does not pool
     if not isinstance(value, (list, str)) or not value:
         raise UpstreamError(UNREADABLE)
     return value
@@ -92,10 +111,10 @@ def formed(value, form, dimensions):
     """A vector in the form that the client wants."""
     if dimensions is None and form == "base64" and isinstance(value, str):
         unpacked(value)
-        return value                                # of whatever numbers: vLLM packs other types too, where it is asked to
+        return value  # of whatever numbers: vLLM packs other types too, where it is asked to
     numbers = floats(value)
     if dimensions is None and form == "float" and isinstance(value, list):
-        return value                                # not cut to 32 bits
+        return value  # not cut to 32 bits
     if dimensions is not None:
         numbers = shortened(numbers, dimensions)
     return numbers.tolist() if form == "float" else b64encode(numbers.tobytes()).decode()
@@ -124,7 +143,9 @@ def unpacked(text):
 def shortened(numbers, dimensions):
     """The beginning of a vector, with length 1 again."""
     if dimensions > len(numbers):
-        raise InvalidRequest(f"dimensions must be at most {len(numbers)} for this model", "dimensions")
+        raise InvalidRequest(
+            f"dimensions must be at most {len(numbers)} for this model", "dimensions"
+        )
     numbers = numbers[:dimensions]
     length = math.sqrt(math.fsum(number * number for number in numbers))
     return array("f", (number / length for number in numbers)) if length else numbers

@@ -2,17 +2,20 @@
 
 Source: the gateway's specification, pages 2 and 3; vLLM's sampling parameters; llama.cpp's.
 """
+
 from errors import InvalidRequest
 
-PENALTY = ("repetition_penalty", "repeat_penalty")      # vLLM's name, llama.cpp's
-LENGTH = ("max_completion_tokens", "max_tokens")        # of two, the first one counts
+PENALTY = ("repetition_penalty", "repeat_penalty")  # vLLM's name, llama.cpp's
+LENGTH = ("max_completion_tokens", "max_tokens")  # of two, the first one counts
 MOST = 1 << 53
 
 
 def settle(payload, defaults):
     """Bring what stands under several names to all of them, and add `defaults`, {name: value}, where the client is silent.
     `payload` is changed in place."""
-    defaults = {name: value for name, value in defaults.items() if given(payload, alike(name)) is None}
+    defaults = {
+        name: value for name, value in defaults.items() if given(payload, alike(name)) is None
+    }
     payload |= defaults
     penalty, length = given(payload, PENALTY), payload.get(LENGTH[0])
     if penalty is not None:
@@ -33,8 +36,12 @@ def given(payload, names):
 def read_lengths(payload, least=1):
     for name in LENGTH:
         value = payload.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST):
-            raise InvalidRequest(f"{name} must be a {'positive ' if least else ''}whole number", name)
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST
+        ):
+            raise InvalidRequest(
+                f"{name} must be a {'positive ' if least else ''}whole number", name
+            )
 
 
 def read_format(payload):
@@ -43,13 +50,17 @@ def read_format(payload):
     if form is None:
         return
     if not isinstance(form, dict) or not isinstance(form.get("type"), str):
-        raise InvalidRequest('response_format must be an object such as {"type": "json_object"}', "response_format")
+        raise InvalidRequest(
+            'response_format must be an object such as {"type": "json_object"}', "response_format"
+        )
     if form["type"] != "json_schema":
         return
     inner = form.get("json_schema")
     if inner is not None and not isinstance(inner, dict):
-        raise InvalidRequest('response_format.json_schema must be an object: {"name": "answer", "schema": {...}}',
-                             "response_format")
+        raise InvalidRequest(
+            'response_format.json_schema must be an object: {"name": "answer", "schema": {...}}',
+            "response_format",
+        )
     inner = inner or {}
     if inner.get("schema") is None:
         payload["response_format"] = {"type": "json_object"}

@@ -5,6 +5,7 @@ greenlet (`read`, `all`) or, once its head is in, by whoever watches its file de
 
 Source: RFC 9112 (message framing), RFC 9110 15.2 (interim responses).
 """
+
 import os
 import ssl
 import struct
@@ -19,16 +20,16 @@ from errors import ModelUnavailable, UpstreamError
 from loop import give_way
 from tcp import send_all
 
-CONNECT_TIMEOUT = 10                                # seconds
-SEND_TIMEOUT = 60                                   # seconds in which an engine takes a piece of a request
-IDLE = 4                                            # seconds: uvicorn closes a connection that was idle for 5
-READ = 65536                                        # bytes a read
-PIECE = 1 << 18                                     # bytes a write
+CONNECT_TIMEOUT = 10  # seconds
+SEND_TIMEOUT = 60  # seconds in which an engine takes a piece of a request
+IDLE = 4  # seconds: uvicorn closes a connection that was idle for 5
+READ = 65536  # bytes a read
+PIECE = 1 << 18  # bytes a write
 MAX_HEAD = 65536
-MAX_LINE = 4096                                     # bytes of a chunk's size line
-MAX_DIGITS = 18                                     # of a Content-Length
+MAX_LINE = 4096  # bytes of a chunk's size line
+MAX_DIGITS = 18  # of a Content-Length
 HEXADECIMAL = b"0123456789abcdefABCDEF"
-SIZES = {b"%x" % size: size for size in range(1, 1 << 10)}     # the size lines of usual chunks
+SIZES = {b"%x" % size: size for size in range(1, 1 << 10)}  # the size lines of usual chunks
 
 
 class BadAnswer(UpstreamError):
@@ -45,20 +46,23 @@ class Off(ModelUnavailable):
 
 # ---- framing: feed(bytes) -> the body's bytes; .ended after the last one; .surplus if bytes came after it
 
+
 class Chunked:
     """The chunked transfer coding."""
 
     def __init__(self):
-        self.left = 0                               # bytes of this chunk's data still to come
-        self.line = b""                             # an unfinished line
-        self.state = "size"                         # what comes next: size, data, end (of a chunk), trailer
+        self.left = 0  # bytes of this chunk's data still to come
+        self.line = b""  # an unfinished line
+        self.state = "size"  # what comes next: size, data, end (of a chunk), trailer
         self.ended = self.surplus = False
 
     def feed(self, data):
         if self.state == "size" and not self.line:
-            head = data.find(b"\r\n", 0, 6)         # the usual case: exactly one chunk, as vLLM sends one event
+            head = data.find(
+                b"\r\n", 0, 6
+            )  # the usual case: exactly one chunk, as vLLM sends one event
             if len(data) - head - 4 == SIZES.get(data[:head]) and data.endswith(b"\r\n"):
-                return data[head + 2:-2]
+                return data[head + 2 : -2]
         return b"".join(self.pieces(self.line + data))
 
     def pieces(self, data):
@@ -68,7 +72,7 @@ class Chunked:
                 self.surplus = True
                 return
             if self.state == "data":
-                piece = data[at:at + self.left]
+                piece = data[at : at + self.left]
                 yield piece
                 at, self.left = at + len(piece), self.left - len(piece)
                 if not self.left:
@@ -91,7 +95,7 @@ class Chunked:
             if line:
                 raise BadAnswer("the engine sent a chunk that is longer than its size")
             self.state = "size"
-        else:                                       # trailer fields, until an empty line
+        else:  # trailer fields, until an empty line
             self.ended = not line
 
     def eof(self):
@@ -112,7 +116,7 @@ class Length:
         self.left, self.ended, self.surplus = length, not length, False
 
     def feed(self, data):
-        body = data[:self.left]
+        body = data[: self.left]
         self.surplus = self.surplus or len(data) > self.left
         self.left -= len(body)
         self.ended = not self.left
@@ -137,10 +141,11 @@ class UntilClose:
 
 # ---- connections
 
+
 class Plain:
     """A connection's bytes as they are."""
 
-    decode = None                                   # nothing to do
+    decode = None  # nothing to do
 
     def __init__(self, sock):
         self.sock = sock
@@ -202,13 +207,15 @@ class Connection:
         except BaseException:
             self.sock.close()
             raise
-        self.sock.settimeout(None)                  # that time was for connecting; an engine may think for longer
+        self.sock.settimeout(None)  # that time was for connecting; an engine may think for longer
         self.framing, self.rested, self.used = None, 0.0, False
 
     def fresh(self):
         """Whether it is fit for another request: still open, the last answer's end in, and nothing after it."""
         try:
-            data = os.read(self.sock.fileno(), READ)            # the end of the last answer may have come since
+            data = os.read(
+                self.sock.fileno(), READ
+            )  # the end of the last answer may have come since
             self.framing.feed(self.layer.decode(data) if self.layer.decode else data)
             return bool(data) and self.framing.ended and not self.framing.surplus
         except BlockingIOError:
@@ -248,7 +255,9 @@ class Pool:
         try:
             return Connection(self.address, self.host, self.tls)
         except OSError as error:
-            raise Off(f"the engine does not answer ({error.__class__.__name__}); the model is off, try again later")
+            raise Off(
+                f"the engine does not answer ({error.__class__.__name__}); the model is off, try again later"
+            )
 
     def give(self, connection):
         connection.used, connection.rested = True, monotonic()
@@ -263,8 +272,13 @@ class Pool:
 
     def post(self, path, body, headers):
         """POST `body` (JSON, a list of bytes) and give the Answer, whose head is still to come. Raises Off, UpstreamError."""
-        lines = [f"POST {self.prefix}{path} HTTP/1.1", f"Host: {self.netloc}", "Content-Type: application/json",
-                 "Accept-Encoding: identity", f"Content-Length: {sum(map(len, body))}"]
+        lines = [
+            f"POST {self.prefix}{path} HTTP/1.1",
+            f"Host: {self.netloc}",
+            "Content-Type: application/json",
+            "Accept-Encoding: identity",
+            f"Content-Length: {sum(map(len, body))}",
+        ]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return Answer(self, ["\r\n".join(lines).encode("latin-1") + b"\r\n\r\n", *body])
 
@@ -276,10 +290,10 @@ class Answer:
         self.pool, self.request = pool, request
         self.status = self.headers = self.framing = None
         self.buffer, self.keeps, self.closed = b"", False, False
-        self.streams = None                         # whether its body is events; for whoever reads it to say
-        self.heads = 0                              # bytes that have come before the end of the head
-        self.sent = False                           # all of the request has gone
-        self.freed = lambda: None                   # called when nothing of it is held any more
+        self.streams = None  # whether its body is events; for whoever reads it to say
+        self.heads = 0  # bytes that have come before the end of the head
+        self.sent = False  # all of the request has gone
+        self.freed = lambda: None  # called when nothing of it is held any more
         self.connection, self.sender = pool.take(), None
         try:
             self.send()
@@ -300,12 +314,12 @@ class Answer:
         self.sent = False
         if sum(map(len, self.request)) < READ:
             self.sock.settimeout(SEND_TIMEOUT)
-            with suppress(OSError):                 # as in `send_pieces`
+            with suppress(OSError):  # as in `send_pieces`
                 self.connection.layer.send(b"".join(self.request))
                 self.sent = True
             self.sock.settimeout(None)
             self.free()
-        else:                                       # sending and reading have their own times, at the same time
+        else:  # sending and reading have their own times, at the same time
             self.sender = gevent.spawn(self.send_pieces, self.connection.layer, self.request)
             self.sender.link(lambda _: self.free())
 
@@ -367,14 +381,16 @@ class Answer:
         while self.status is None:
             end = self.buffer.find(b"\r\n\r\n")
             if end >= 0:
-                head, self.buffer = self.buffer[:end], self.buffer[end + 4:]
+                head, self.buffer = self.buffer[:end], self.buffer[end + 4 :]
                 self.parse(head)
-            elif self.heads > MAX_HEAD:             # interim heads are counted too
+            elif self.heads > MAX_HEAD:  # interim heads are counted too
                 raise BadAnswer("the engine sent a head that does not end")
             else:
                 data = self.receive(until - monotonic())
                 if not data and not self.again():
-                    raise UpstreamError("the engine closed the connection without an answer; send the request again")
+                    raise UpstreamError(
+                        "the engine closed the connection without an answer; send the request again"
+                    )
                 self.buffer += data
                 self.heads += len(data)
 
@@ -383,12 +399,16 @@ class Answer:
         if not first.startswith(b"HTTP/1.") or not first[9:12].isdigit():
             raise BadAnswer("the engine's answer is no HTTP")
         status = int(first[9:12])
-        if 100 <= status < 200:                     # 100 Continue, 103 Early Hints: the answer comes after it
+        if 100 <= status < 200:  # 100 Continue, 103 Early Hints: the answer comes after it
             return
         pairs = (line.decode("latin-1").partition(":") for line in lines)
         self.headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-        self.framing = self.connection.framing = Length(0) if status in (204, 304) else framing_of(self.headers)
-        self.keeps = first.startswith(b"HTTP/1.1") and self.headers.get("connection", "").lower() != "close"
+        self.framing = self.connection.framing = (
+            Length(0) if status in (204, 304) else framing_of(self.headers)
+        )
+        self.keeps = (
+            first.startswith(b"HTTP/1.1") and self.headers.get("connection", "").lower() != "close"
+        )
         self.status = status
         self.free()
         if self.headers.get("content-encoding", "identity").lower() != "identity":
@@ -400,7 +420,9 @@ class Answer:
         try:
             with gevent.Timeout(max(seconds, 0.001), Silent):
                 while data := self.sock.recv(READ):
-                    if plain := decode(data) if decode else data:   # a TLS record may hold nothing for us
+                    if (
+                        plain := decode(data) if decode else data
+                    ):  # a TLS record may hold nothing for us
                         return plain
         except OSError:
             pass
@@ -473,7 +495,7 @@ def pieces(parts):
     piece, size = [], 0
     for part in parts:
         for at in range(0, len(part), PIECE):
-            more = part[at:at + PIECE]
+            more = part[at : at + PIECE]
             if size + len(more) > PIECE:
                 yield b"".join(piece)
                 piece, size = [], 0
@@ -487,7 +509,7 @@ def framing_of(headers):
         return Chunked()
     length = headers.get("content-length", "")
     if length.isascii() and length.isdigit():
-        if len(length) > MAX_DIGITS:                # Python reads no more than some thousands of them
+        if len(length) > MAX_DIGITS:  # Python reads no more than some thousands of them
             raise BadAnswer("the engine's answer has a length beyond all bounds")
         return Length(int(length))
     return UntilClose()

@@ -7,6 +7,7 @@ is an image by its first bytes, whatever its headers say.
 
 Source: OWASP's advice on server-side request forgery; the IANA registries of special-purpose addresses (RFC 6890).
 """
+
 import re
 import ssl
 from base64 import b64encode
@@ -27,16 +28,18 @@ from engines.http1 import Answer, Connection
 PORTS = {"http": 80, "https": 443}
 REDIRECTS = 3
 MOVED = (301, 302, 303, 307, 308)
-MOST_AT_ONCE = 64                                   # fetches of all requests together
-TRIES = 3                                           # addresses of a name
-LONGEST = 8192                                      # characters of an address
-LONG = 3600                                         # seconds: the time of all is measured elsewhere
-ENOUGH = 16                                         # bytes that tell what it is
-SAFE = "/:=&?~#+!$,;'@()*[]%"                       # stay as they are in a path
+MOST_AT_ONCE = 64  # fetches of all requests together
+TRIES = 3  # addresses of a name
+LONGEST = 8192  # characters of an address
+LONG = 3600  # seconds: the time of all is measured elsewhere
+ENOUGH = 16  # bytes that tell what it is
+SAFE = "/:=&?~#+!$,;'@()*[]%"  # stay as they are in a path
 HEADERS = "User-Agent: sparks-gateway\r\nAccept: image/*\r\nAccept-Encoding: identity\r\nConnection: close\r\n\r\n"
 KINDS = [
-    (re.compile(rb"\x89PNG\r\n\x1a\n"), "png"), (re.compile(rb"\xff\xd8\xff"), "jpeg"),
-    (re.compile(rb"GIF8[79]a"), "gif"), (re.compile(rb"RIFF....WEBP", re.S), "webp"),
+    (re.compile(rb"\x89PNG\r\n\x1a\n"), "png"),
+    (re.compile(rb"\xff\xd8\xff"), "jpeg"),
+    (re.compile(rb"GIF8[79]a"), "gif"),
+    (re.compile(rb"RIFF....WEBP", re.S), "webp"),
 ]
 SEND_IT = "; send the image itself, as a data URL (data:image/png;base64,...)"
 
@@ -45,6 +48,7 @@ live = BoundedSemaphore(MOST_AT_ONCE)
 
 class Target(NamedTuple):
     """Where an address leads. `named`: the settings name this host."""
+
     secure: bool
     host: str
     port: int
@@ -55,12 +59,23 @@ class Target(NamedTuple):
 # ---- which addresses may be connected to
 
 # What Python's own is_global lets pass, or judges differently from version to version.
-CLOSED = [ip_network(net) for net in (
-    "0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "240.0.0.0/4",
-    "168.63.129.16/32",                             # Azure's own services, at every machine there
-    "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20",     # Teredo and relatives, documentation, 6to4
-)]
-UNICAST = ip_network("2000::/3")                    # all of IPv6 that is handed out
+CLOSED = [
+    ip_network(net)
+    for net in (
+        "0.0.0.0/8",
+        "100.64.0.0/10",
+        "192.0.0.0/24",
+        "192.88.99.0/24",
+        "198.18.0.0/15",
+        "240.0.0.0/4",
+        "168.63.129.16/32",  # Azure's own services, at every machine there
+        "2001::/23",
+        "2001:db8::/32",
+        "2002::/16",
+        "3fff::/20",  # Teredo and relatives, documentation, 6to4
+    )
+]
+UNICAST = ip_network("2000::/3")  # all of IPv6 that is handed out
 NAT64 = ip_network("64:ff9b::/96")
 
 
@@ -72,16 +87,21 @@ def is_public(text):
         return False
     if address.version == 6:
         if address.ipv4_mapped or address in NAT64:
-            return is_public(str(IPv4Address(int(address) & 0xffffffff)))
+            return is_public(str(IPv4Address(int(address) & 0xFFFFFFFF)))
         if address.scope_id or address not in UNICAST:
             return False
-    return address.is_global and not address.is_multicast and not any(
-        address in net for net in CLOSED if net.version == address.version)
+    return (
+        address.is_global
+        and not address.is_multicast
+        and not any(address in net for net in CLOSED if net.version == address.version)
+    )
 
 
 def is_own(text):
     """Whether an address is this machine's own: what it sends there, it sends from there. (Nothing is sent.)"""
-    with socket.socket(socket.AF_INET6 if ":" in text else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    with socket.socket(
+        socket.AF_INET6 if ":" in text else socket.AF_INET, socket.SOCK_DGRAM
+    ) as sock:
         try:
             sock.connect((text, 9))
             return sock.getsockname()[0] == text
@@ -98,7 +118,12 @@ def target_of(url, hosts):
         port = PORTS.get(parts.scheme) if parts.port is None else parts.port
     except ValueError:
         raise bad("an image's address cannot be read") from None
-    if parts.scheme not in PORTS or len(url) > LONGEST or not url.isprintable() or "\\" in parts.netloc:
+    if (
+        parts.scheme not in PORTS
+        or len(url) > LONGEST
+        or not url.isprintable()
+        or "\\" in parts.netloc
+    ):
         raise bad("an image's address must be a plain http or https one")
     if "@" in parts.netloc:
         raise bad("an image's address must not hold a user or a password")
@@ -120,8 +145,11 @@ def is_host(host):
         return ip_address(host).version in (4, 6) and "%" not in host
     except ValueError:
         last = host.rpartition(".")[2]
-        return bool(re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", host)) and len(host) < 254 \
+        return (
+            bool(re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", host))
+            and len(host) < 254
             and not re.fullmatch(r"[0-9]+|0x[0-9a-f]*", last)
+        )
 
 
 def is_named(host, port, hosts):
@@ -130,6 +158,7 @@ def is_named(host, port, hosts):
 
 
 # ---- names
+
 
 @cache
 def resolver():
@@ -149,13 +178,18 @@ def look_up(host, port):
 def addresses_of(target):
     """The addresses that may be connected to. Raises InvalidRequest where one of them may not."""
     found = list(dict.fromkeys(resolver().apply(look_up, (target.host, target.port))))
-    good = found and (target.named or all(is_public(address) and not is_own(address) for address in found))
-    if not good:                                    # in one sentence: which names there are inside is nobody's business
-        raise bad(f"{target.host} has no public address, and images are fetched from public ones only")
+    good = found and (
+        target.named or all(is_public(address) and not is_own(address) for address in found)
+    )
+    if not good:  # in one sentence: which names there are inside is nobody's business
+        raise bad(
+            f"{target.host} has no public address, and images are fetched from public ones only"
+        )
     return sorted(found, key=lambda address: ":" in address)[:TRIES]
 
 
 # ---- one image
+
 
 @cache
 def trusted():
@@ -197,7 +231,11 @@ def fetch(url, settings, hold=lambda size: None):
     try:
         with gevent.Timeout(settings.image_timeout, slow), live:
             return follow(url, settings, hold)
-    except (UpstreamError, OSError, ValueError):    # http1 tells of an engine; a server of pictures is at fault
+    except (
+        UpstreamError,
+        OSError,
+        ValueError,
+    ):  # http1 tells of an engine; a server of pictures is at fault
         raise bad("an image could not be fetched: its server's answer cannot be read") from None
 
 
@@ -209,7 +247,9 @@ def follow(url, settings, hold):
         try:
             answer.head(LONG)
             if answer.status not in MOVED:
-                return data_url(take(answer, target.host, settings.max_image, hold), target.host, hold)
+                return data_url(
+                    take(answer, target.host, settings.max_image, hold), target.host, hold
+                )
             url = urljoin(url, answer.headers.get("location", ""))
         finally:
             answer.close()
@@ -263,11 +303,15 @@ def too_large(host, most):
 
 # ---- all of a request
 
+
 def fetch_all(urls, settings, hold=lambda size: None):
     """{url: data URL, as bytes} for all, at the same time, and each once. What fails ends the others. Raises Refusal."""
     if len(urls) > settings.max_images:
-        raise InvalidRequest(f"there are {len(urls)} images to fetch, and at most {settings.max_images} are; "
-                             "send others as data URLs", "messages")
+        raise InvalidRequest(
+            f"there are {len(urls)} images to fetch, and at most {settings.max_images} are; "
+            "send others as data URLs",
+            "messages",
+        )
     tasks = {gevent.spawn(attempt, url, settings, hold): url for url in dict.fromkeys(urls)}
     found = {}
     try:
@@ -275,9 +319,11 @@ def fetch_all(urls, settings, hold=lambda size: None):
             if not isinstance(task.value, bytes):
                 raise task.value
             found[tasks[task]] = task.value
-        hold(sum(len(found[url]) for url in urls) - sum(map(len, found.values())))     # the engine gets each as often as named
+        hold(
+            sum(len(found[url]) for url in urls) - sum(map(len, found.values()))
+        )  # the engine gets each as often as named
     finally:
-        gevent.killall(list(tasks), block=False)    # also when the client leaves
+        gevent.killall(list(tasks), block=False)  # also when the client leaves
     return found
 
 

@@ -1,4 +1,5 @@
 """A request's body: taken in piece by piece, within bounds, while other streams flow."""
+
 import secrets
 from collections import Counter
 from contextlib import contextmanager, nullcontext
@@ -6,16 +7,24 @@ from time import monotonic
 
 from gunicorn.http.errors import NoMoreData, ParseException
 
-from errors import BodyTimeout, ClientGone, InvalidRequest, Overloaded, RETRY_AFTER, TooLarge, UnsupportedEncoding
+from errors import (
+    BodyTimeout,
+    ClientGone,
+    InvalidRequest,
+    Overloaded,
+    RETRY_AFTER,
+    TooLarge,
+    UnsupportedEncoding,
+)
 from front.large_json import Skeleton
 from loop import give_way
 from tcp import linger
 
-PIECE = 1 << 18                                     # bytes at a time
-LARGE = 2 << 20                                     # bytes up to which a body is parsed as it is
-SILENCE = 30                                        # seconds without a byte until a body counts as abandoned
-SMALL = 1 << 16                                     # bytes left that gunicorn may throw away by itself
-WORK = 0.005                                        # seconds for which chunks are taken apart in one go
+PIECE = 1 << 18  # bytes at a time
+LARGE = 2 << 20  # bytes up to which a body is parsed as it is
+SILENCE = 30  # seconds without a byte until a body counts as abandoned
+SMALL = 1 << 16  # bytes left that gunicorn may throw away by itself
+WORK = 0.005  # seconds for which chunks are taken apart in one go
 
 
 class Bodies:
@@ -27,7 +36,10 @@ class Bodies:
     def hold(self, key, size):
         own = self.by_key[key]
         if self.held + size > self.most or own and own + size > self.most / 2:
-            raise Overloaded("too many large requests are being taken in; try again shortly", retry_after=RETRY_AFTER)
+            raise Overloaded(
+                "too many large requests are being taken in; try again shortly",
+                retry_after=RETRY_AFTER,
+            )
         self.held += size
         self.by_key[key] += size
 
@@ -43,7 +55,7 @@ class Turns:
         self.sock, self.worked, self.since = sock, 0.0, monotonic()
 
     def recv(self, size):
-        self.worked += monotonic() - self.since     # with what came before
+        self.worked += monotonic() - self.since  # with what came before
         if self.worked > WORK:
             give_way()
             self.worked = 0.0
@@ -84,7 +96,9 @@ class Body:
         """Its text, on the account of a key (its id); of a large one the skeleton, see `restore`. Raises Refusal, ClientGone."""
         self.key = key
         if self.encoding not in ("", "identity"):
-            raise UnsupportedEncoding("send the body as it is, without Content-Encoding", "Content-Encoding")
+            raise UnsupportedEncoding(
+                "send the body as it is, without Content-Encoding", "Content-Encoding"
+            )
         if self.length > self.most:
             raise self.too_large()
         self.hold(self.length)
@@ -116,7 +130,7 @@ class Body:
         if self.skeleton is None:
             self.skeleton = Skeleton(secrets.token_hex(8))
             for at in range(0, len(first), PIECE):
-                self.skeleton.feed(bytes(first[at:at + PIECE]))
+                self.skeleton.feed(bytes(first[at : at + PIECE]))
                 give_way()
             first.clear()
         self.skeleton.feed(piece)
@@ -125,7 +139,11 @@ class Body:
         """Parts made from the text, with what was left out of it; what is no bytes stays."""
         if self.skeleton is None:
             return parts
-        return [piece for part in parts for piece in ([part] if isinstance(part, str) else self.skeleton.restore(part))]
+        return [
+            piece
+            for part in parts
+            for piece in ([part] if isinstance(part, str) else self.skeleton.restore(part))
+        ]
 
     def piece(self, size):
         self.sock.settimeout(SILENCE)
@@ -133,7 +151,9 @@ class Body:
             with by_turns(self.input.reader) if self.chunked else nullcontext():
                 return self.input.read(size)
         except TimeoutError:
-            raise BodyTimeout(f"no byte of the body has come for {SILENCE} seconds; send the request again") from None
+            raise BodyTimeout(
+                f"no byte of the body has come for {SILENCE} seconds; send the request again"
+            ) from None
         except NoMoreData:
             raise ClientGone from None
         except ParseException as error:

@@ -8,6 +8,7 @@ copied or escaped again. In a skeleton a long string is its first characters and
 The marks stand between characters that JSON must escape, so that they tell how often they were escaped on their way: an
 object that became a string, as tool arguments do, gets its long strings back escaped once more.
 """
+
 import codecs
 import re
 
@@ -15,15 +16,19 @@ import orjson
 
 from errors import InvalidRequest
 
-LONG = 1 << 14                                      # bytes from which a string is taken out
-HEAD = 1 << 10                                      # bytes of it that stay: what is told, cut or measured by its beginning
-MOST = 32 << 20                                     # bytes of a skeleton: no context is as long
-MOST_VALUES = 1_000_000                             # objects and lists in it: each costs time and a hundred bytes
-STAYS = re.compile(rb'"(?:arguments|encrypted_content)"\s*:\s*$')     # before a string that is looked into
-CLOSE = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.S)  # the rest of a string, its closing quote included
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")        # one half of a character: its other half must follow
+LONG = 1 << 14  # bytes from which a string is taken out
+HEAD = 1 << 10  # bytes of it that stay: what is told, cut or measured by its beginning
+MOST = 32 << 20  # bytes of a skeleton: no context is as long
+MOST_VALUES = 1_000_000  # objects and lists in it: each costs time and a hundred bytes
+STAYS = re.compile(
+    rb'"(?:arguments|encrypted_content)"\s*:\s*$'
+)  # before a string that is looked into
+CLOSE = re.compile(
+    rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.S
+)  # the rest of a string, its closing quote included
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # one half of a character: its other half must follow
 BACKSLASH = ord("\\")
-FENCE = b"\\u0001"                                  # a control character, which stays an escape in any JSON
+FENCE = b"\\u0001"  # a control character, which stays an escape in any JSON
 
 
 def shorter(length):
@@ -43,9 +48,9 @@ class Skeleton:
 
     def __init__(self, mark):
         self.mark = mark.encode()
-        self.whole, self.at = bytearray(), 0        # looked at up to here
-        self.begin = None                           # where the string begins that is open here
-        self.cuts = []                              # (begin, end) of what is taken out
+        self.whole, self.at = bytearray(), 0  # looked at up to here
+        self.begin = None  # where the string begins that is open here
+        self.cuts = []  # (begin, end) of what is taken out
         self.decoder = codecs.getincrementaldecoder("utf-8")()
 
     def feed(self, data):
@@ -61,7 +66,7 @@ class Skeleton:
                 else:
                     self.at = self.begin = quote + 1
             elif not self.close():
-                self.at = end - half_escape(self.whole[self.at:])
+                self.at = end - half_escape(self.whole[self.at :])
                 return
 
     def check(self, data, final=False):
@@ -74,12 +79,16 @@ class Skeleton:
     def close(self):
         """Go to the end of the string that is open. Returns whether it has come."""
         quote = self.whole.find(b'"', self.at)
-        if quote >= 0 and self.whole.find(b"\\", self.at, quote) >= 0:     # no image: quotes in it may be escaped
+        if (
+            quote >= 0 and self.whole.find(b"\\", self.at, quote) >= 0
+        ):  # no image: quotes in it may be escaped
             closed = CLOSE.match(self.whole, self.at)
             quote = closed.end() - 1 if closed else -1
         if quote < 0:
             return False
-        if quote - self.begin > LONG and not STAYS.search(self.whole, max(0, self.begin - 40), self.begin - 1):
+        if quote - self.begin > LONG and not STAYS.search(
+            self.whole, max(0, self.begin - 40), self.begin - 1
+        ):
             self.cut(quote)
         self.begin, self.at = None, quote + 1
         return True
@@ -87,7 +96,7 @@ class Skeleton:
     def cut(self, end):
         """Take out the string that ends here, but for its head, which must not end inside an escape or a character."""
         for begin in range(self.begin + HEAD, self.begin + 2 * HEAD):
-            if self.whole[begin] & 0xc0 != 0x80 and b"\\" not in self.whole[begin - 6:begin]:
+            if self.whole[begin] & 0xC0 != 0x80 and b"\\" not in self.whole[begin - 6 : begin]:
                 if not self.halves(begin, end) or is_text(self.whole[begin:end]):
                     self.cuts.append((begin, end))  # else it stays, for the parser to complain of
                 return
@@ -105,7 +114,9 @@ class Skeleton:
             at = end
         out.append(memoryview(self.whole)[at:])
         if sum(map(len, out)) > MOST:
-            raise InvalidRequest(f"the body holds over {MOST >> 20} MB beside its long texts and images")
+            raise InvalidRequest(
+                f"the body holds over {MOST >> 20} MB beside its long texts and images"
+            )
         text = b"".join(out)
         if text.count(b"{") + text.count(b"[") > MOST_VALUES:
             raise InvalidRequest(f"the body holds over {MOST_VALUES:,} objects and lists")
@@ -113,12 +124,17 @@ class Skeleton:
 
     def restore(self, text):
         """A text made from the skeleton, with the long strings in their places: a list of bytes-like pieces."""
-        mark = re.compile(rb"u0001" + self.mark + rb":(\d+)\\++u0001")     # begins with its letters, or it is sought slowly
+        mark = re.compile(
+            rb"u0001" + self.mark + rb":(\d+)\\++u0001"
+        )  # begins with its letters, or it is sought slowly
         view, out, at = memoryview(self.whole), [], 0
         for found in mark.finditer(text) if self.cuts else ():
             begin, end = self.cuts[int(found[1])]
             slashes = backslashes(text, found.start())
-            out += [memoryview(text)[at:found.start() - slashes], escaped(view[begin:end], slashes)]
+            out += [
+                memoryview(text)[at : found.start() - slashes],
+                escaped(view[begin:end], slashes),
+            ]
             at = found.end()
         return [*out, memoryview(text)[at:]]
 
@@ -150,4 +166,3 @@ def is_text(string):
 def half_escape(rest):
     """Whether the rest of a string that is open ends in the middle of an escape: in an odd number of backslashes."""
     return (len(rest) - len(rest.rstrip(b"\\"))) % 2
-

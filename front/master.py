@@ -1,4 +1,5 @@
 """How the app is served: gunicorn's master with one worker, and what is said when it starts."""
+
 import fcntl
 import os
 import resource
@@ -13,9 +14,9 @@ from gunicorn.workers import base
 
 from errors import SettingsError
 
-KEEPALIVE = 75                                      # seconds that an idle connection stays open
-GRACE = 5                                           # seconds for what is open when the drain is over
-HANG = 600                                          # seconds of CPU in one go after which the worker counts as hung
+KEEPALIVE = 75  # seconds that an idle connection stays open
+GRACE = 5  # seconds for what is open when the drain is over
+HANG = 600  # seconds of CPU in one go after which the worker counts as hung
 CONNECTIONS = 10_000
 
 
@@ -36,15 +37,18 @@ class Placeholder(base.Worker):
         self.args = args
 
     def init_process(self):
-        signal.pthread_sigmask(signal.SIG_BLOCK, self.SIGNALS)      # until the worker has handlers: the master's would lose them
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, self.SIGNALS
+        )  # until the worker has handlers: the master's would lose them
         from front.worker import Worker
+
         worker = Worker(*self.args)
         worker.pid, worker.tmp = self.pid, self.tmp
         try:
             worker.init_process()
         except SettingsError as error:
             print(f"sparks: {error}", file=sys.stderr, flush=True)
-            sys.exit(Arbiter.WORKER_BOOT_ERROR)     # which ends the master
+            sys.exit(Arbiter.WORKER_BOOT_ERROR)  # which ends the master
         finally:
             self.booted = worker.booted
 
@@ -58,12 +62,22 @@ class Application(BaseApplication):
 
     def load_config(self):
         for name, value in {
-            "bind": self.settings.bind, "workers": 1, "worker_class": Placeholder, "logger_class": Log,
-            "worker_connections": CONNECTIONS, "keepalive": KEEPALIVE, "timeout": HANG,
+            "bind": self.settings.bind,
+            "workers": 1,
+            "worker_class": Placeholder,
+            "logger_class": Log,
+            "worker_connections": CONNECTIONS,
+            "keepalive": KEEPALIVE,
+            "timeout": HANG,
             "graceful_timeout": int(self.settings.drain + GRACE),
-            "control_socket_disable": True, "limit_request_field_size": 16380, "loglevel": "warning", "proc_name": "sparks",
+            "control_socket_disable": True,
+            "limit_request_field_size": 16380,
+            "loglevel": "warning",
+            "proc_name": "sparks",
             # No header is a proxy's word; so there is nothing in which to believe anybody, and no address to look at.
-            "forwarder_headers": "", "secure_scheme_headers": {}, "forwarded_allow_ips": "*",
+            "forwarder_headers": "",
+            "secure_scheme_headers": {},
+            "forwarded_allow_ips": "*",
         }.items():
             self.cfg.set(name, value)
 
@@ -105,7 +119,9 @@ def lock_database(db):
     try:
         lock = open(path, "a+")
     except OSError as error:
-        raise SettingsError(f"SPARKS_DB: {path} cannot be written: {error.strerror or error}") from None
+        raise SettingsError(
+            f"SPARKS_DB: {path} cannot be written: {error.strerror or error}"
+        ) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -142,10 +158,13 @@ def check_free(bind):
         try:
             probe.bind((host.strip("[]"), int(port)))
         except OSError as error:
-            sys.exit(f"sparks: cannot listen on {bind}: {error.strerror or error}; set SPARKS_BIND to another address")
+            sys.exit(
+                f"sparks: cannot listen on {bind}: {error.strerror or error}; set SPARKS_BIND to another address"
+            )
 
 
 # ---- what is said at the start
+
 
 def screen(settings, models, keys, is_local):
     """The start in one screen. `models` are those that are loaded, `keys` counts the active ones."""
@@ -167,7 +186,10 @@ def reachable(bind):
 
 def engine_line(models, is_local):
     if models:
-        return ", ".join(model.id + (f", {model.context:,} tokens of context" if model.context else "") for model in models)
+        return ", ".join(
+            model.id + (f", {model.context:,} tokens of context" if model.context else "")
+            for model in models
+        )
     if is_local:
         return "is being loaded"
     return "does not answer yet. No vLLM at hand? ./run.sh --local serves a small model on this machine"

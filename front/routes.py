@@ -1,9 +1,11 @@
 """What Sparks serves: the views are registered from this table, /help and the 404 message list it."""
+
 from typing import NamedTuple
 
 
 class Route(NamedTuple):
     """A way in. `path` names its parameters in braces; `purpose` is one line of Markdown for people."""
+
     method: str
     path: str
     purpose: str
@@ -24,8 +26,16 @@ ROUTES = [
     Route("GET", "/v1/models/{id}", "One model of that list"),
     Route("POST", "/v1/chat/completions", "Chat, streaming, tools, images"),
     Route("POST", "/v1/messages", "Anthropic's Messages: chat, streaming, tools, images, thinking"),
-    Route("POST", "/v1/messages/count_tokens", "How many tokens such a request has; no model runs, no limit counts it"),
-    Route("POST", "/v1/responses", "OpenAI's Responses, for Codex and the Agents SDK; nothing is stored"),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        "How many tokens such a request has; no model runs, no limit counts it",
+    ),
+    Route(
+        "POST",
+        "/v1/responses",
+        "OpenAI's Responses, for Codex and the Agents SDK; nothing is stored",
+    ),
     Route("POST", "/v1/completions", "Text completions of a prompt, streaming"),
     Route("POST", "/v1/embeddings", "Vectors for texts, where an embedding model is loaded"),
     Route("GET", "/v1/usage", "What your own key has used, and its limits"),

@@ -3,8 +3,10 @@
 It adds what this gateway needs: refusals of malformed HTTP in the API's own shape, a way to end a connection whose body was
 not read, and no waiting for idle connections at the end. And it leaves gunicorn's hooks and its own log of requests out.
 """
+
 from gevent import monkey
-monkey.patch_all()                                  # before the other imports: what they bind must be patched already
+
+monkey.patch_all()  # before the other imports: what they bind must be patched already
 
 import logging
 import secrets
@@ -20,8 +22,10 @@ from errors import InternalError, Refusal
 from front.wsgi import Response, environ_of, refuse
 
 logger = logging.getLogger("sparks")
-STATUS = {                                          # of malformed HTTP; 400 if not here
-    http_errors.LimitRequestLine: 414, http_errors.LimitRequestHeaders: 431, http_errors.ExpectationFailed: 417,
+STATUS = {  # of malformed HTTP; 400 if not here
+    http_errors.LimitRequestLine: 414,
+    http_errors.LimitRequestHeaders: 431,
+    http_errors.ExpectationFailed: 417,
     http_errors.ForbiddenProxyRequest: 403,
 }
 
@@ -58,7 +62,9 @@ class Settled:
 class Worker(GeventWorker):
     """One process that serves."""
 
-    on_end = on_quit = on_reload = staticmethod(lambda: None)   # set by the app: for the end, the end at once, SIGHUP
+    on_end = on_quit = on_reload = staticmethod(
+        lambda: None
+    )  # set by the app: for the end, the end at once, SIGHUP
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -70,7 +76,9 @@ class Worker(GeventWorker):
 
     def init_signals(self):
         super().init_signals()
-        signal.signal(signal.SIGHUP, lambda *_: gevent.spawn(lambda: self.on_reload()))     # the app may be about to set it
+        signal.signal(
+            signal.SIGHUP, lambda *_: gevent.spawn(lambda: self.on_reload())
+        )  # the app may be about to set it
         signal.signal(signal.SIGINT, self.handle_int)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.SIGNALS)
 
@@ -82,7 +90,7 @@ class Worker(GeventWorker):
             self.handle_quit(sig, frame)
 
     def handle_quit(self, sig, frame):
-        gevent.spawn(self.quit, sig, frame)         # not in the signal's handler: it waits
+        gevent.spawn(self.quit, sig, frame)  # not in the signal's handler: it waits
 
     def quit(self, sig, frame):
         self.on_quit()
@@ -92,12 +100,16 @@ class Worker(GeventWorker):
         return Waiting(self)
 
     def run(self):
-        gevent.get_hub().print_exception = self.note_fault      # its own way waits for who reads stderr, and all else with it
+        gevent.get_hub().print_exception = (
+            self.note_fault
+        )  # its own way waits for who reads stderr, and all else with it
         gevent.spawn(self.part)
         super().run()
 
     def note_fault(self, context, kind, error, traceback):
-        if not isinstance(error, SystemExit):       # which is how a second Ctrl-C ends the worker, and no fault
+        if not isinstance(
+            error, SystemExit
+        ):  # which is how a second Ctrl-C ends the worker, and no fault
             logger.error("a fault beside the requests", exc_info=(kind, error, traceback))
 
     def part(self):
@@ -113,13 +125,15 @@ class Worker(GeventWorker):
         if req._expected_100_continue:
             sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         response = Response(req, sock)
-        getcurrent().close_after = req.force_close  # for the app: gunicorn does not hand it the request
+        getcurrent().close_after = (
+            req.force_close
+        )  # for the app: gunicorn does not hand it the request
         if not self.alive:
             req.force_close()
         try:
             self.answer(environ_of(req, sock, addr, listener_name), response)
         except (gevent.GreenletExit, SystemExit, TimeoutError):
-            raise StopIteration from None           # the answer is cut: nothing more may follow on this connection
+            raise StopIteration from None  # the answer is cut: nothing more may follow on this connection
         except Exception as error:
             if isinstance(error, OSError) or not response.begun:
                 raise
@@ -140,10 +154,15 @@ class Worker(GeventWorker):
     def handle_error(self, req, client, addr, exc):
         """Answer what never became a request, or what gunicorn would not send. Its own way logs the address with its query."""
         if isinstance(exc, http_errors.ParseException):
-            refusal = Refusal(f"this is no valid HTTP request: {type(exc).__name__}", status=STATUS.get(type(exc), 400))
+            refusal = Refusal(
+                f"this is no valid HTTP request: {type(exc).__name__}",
+                status=STATUS.get(type(exc), 400),
+            )
         else:
             logger.exception("a fault of the gateway")
-            refusal = InternalError("the gateway failed; this is its own fault, and its log has the details")
+            refusal = InternalError(
+                "the gateway failed; this is its own fault, and its log has the details"
+            )
         ident = secrets.token_hex(16)
         logger.warning("%s: %s", ident, refusal.message)
         refuse(client, refusal, ident)

@@ -2,6 +2,7 @@
 
 gunicorn's own ways of both do more than is needed here, and are a tenth of a plain request's cost.
 """
+
 import json
 import re
 import sys
@@ -15,24 +16,43 @@ from gunicorn import util
 from errors import error_body
 from tcp import linger, send_all
 
-SAME = {"wsgi.version": (1, 0), "wsgi.url_scheme": "http", "wsgi.errors": sys.stderr, "wsgi.multithread": False,
-        "wsgi.multiprocess": False, "wsgi.run_once": False, "wsgi.input_terminated": True, "SCRIPT_NAME": ""}
+SAME = {
+    "wsgi.version": (1, 0),
+    "wsgi.url_scheme": "http",
+    "wsgi.errors": sys.stderr,
+    "wsgi.multithread": False,
+    "wsgi.multiprocess": False,
+    "wsgi.run_once": False,
+    "wsgi.input_terminated": True,
+    "SCRIPT_NAME": "",
+}
 CHUNKED = "Transfer-Encoding: chunked\r\n"
-FIELDS = re.compile(r"(?:[!#-'*+.^-z|~\w-]+: [\t -~\x80-\xff]*\r\n)*", re.ASCII)      # RFC 9110 5.1, 5.5
+FIELDS = re.compile(
+    r"(?:[!#-'*+.^-z|~\w-]+: [\t -~\x80-\xff]*\r\n)*", re.ASCII
+)  # RFC 9110 5.1, 5.5
 
 
 def environ_of(request, sock, client, server):
     """The WSGI environment of gunicorn's Request. `client` and `server` are addresses: (host, port, ...)."""
     headers = {}
     for name, value in request.headers:
-        name = "HTTP_" + name.replace("-", "_")     # gunicorn refuses names that have "_" already
+        name = "HTTP_" + name.replace("-", "_")  # gunicorn refuses names that have "_" already
         headers[name] = f"{headers[name]},{value}" if name in headers else value
     return {
-        **SAME, **headers, "wsgi.input": request.body, "gunicorn.socket": sock,
-        "REQUEST_METHOD": request.method, "PATH_INFO": util.unquote_to_wsgi_str(request.path), "QUERY_STRING": request.query,
+        **SAME,
+        **headers,
+        "wsgi.input": request.body,
+        "gunicorn.socket": sock,
+        "REQUEST_METHOD": request.method,
+        "PATH_INFO": util.unquote_to_wsgi_str(request.path),
+        "QUERY_STRING": request.query,
         "SERVER_PROTOCOL": protocol(request),
-        "SERVER_NAME": server[0], "SERVER_PORT": str(server[1]), "REMOTE_ADDR": client[0], "REMOTE_PORT": str(client[1]),
-        "CONTENT_TYPE": headers.get("HTTP_CONTENT_TYPE", ""), "CONTENT_LENGTH": headers.get("HTTP_CONTENT_LENGTH", ""),
+        "SERVER_NAME": server[0],
+        "SERVER_PORT": str(server[1]),
+        "REMOTE_ADDR": client[0],
+        "REMOTE_PORT": str(client[1]),
+        "CONTENT_TYPE": headers.get("HTTP_CONTENT_TYPE", ""),
+        "CONTENT_LENGTH": headers.get("HTTP_CONTENT_LENGTH", ""),
     }
 
 
@@ -45,7 +65,10 @@ class Response:
 
     def __init__(self, request, sock):
         self.request, self.sock = request, sock
-        self.head, self.begun = b"", False          # the head, until it is sent; whether the app has said it
+        self.head, self.begun = (
+            b"",
+            False,
+        )  # the head, until it is sent; whether the app has said it
         self.chunked = self.closes = False
 
     def start_response(self, status, headers, exc_info=None):
@@ -53,11 +76,15 @@ class Response:
         self.chunked = not sized and self.request.version > (1, 0)
         self.closes = self.request.should_close() or not (sized or self.chunked)
         fields = "".join([f"{name}: {value}\r\n" for name, value in headers])
-        if not FIELDS.fullmatch(fields) or fields.count("\n") != len(headers):      # a value may hold a good field
+        if not FIELDS.fullmatch(fields) or fields.count("\n") != len(
+            headers
+        ):  # a value may hold a good field
             raise ValueError("a header cannot be sent as it is")
-        head = (f"{protocol(self.request)} {status}\r\n{server_fields(int(time()))}"
-                f"Connection: {'close' if self.closes else 'keep-alive'}\r\n"
-                f"{CHUNKED if self.chunked else ''}{fields}\r\n")
+        head = (
+            f"{protocol(self.request)} {status}\r\n{server_fields(int(time()))}"
+            f"Connection: {'close' if self.closes else 'keep-alive'}\r\n"
+            f"{CHUNKED if self.chunked else ''}{fields}\r\n"
+        )
         self.head, self.begun = head.encode("latin-1"), True
 
     def write(self, data):
@@ -89,8 +116,10 @@ def server_fields(second):
 def refuse(sock, refusal, ident):
     """Answer what never became a request, and let go of the connection."""
     body = json.dumps(error_body(refusal)).encode()
-    head = (f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nx-request-id: {ident}\r\nrequest-id: {ident}\r\nContent-Length: {len(body)}\r\n\r\n")
+    head = (
+        f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nx-request-id: {ident}\r\nrequest-id: {ident}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     try:
         util.write_nonblock(sock, head.encode() + body)
     except OSError:

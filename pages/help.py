@@ -2,6 +2,7 @@
 
 Source: the gateway's specification, which is this page for one model. Pure: settings and models in, text out.
 """
+
 import json
 import re
 import shlex
@@ -20,20 +21,42 @@ from front.routes import NOT_SUPPORTED, ROUTES
 
 NAME = "sparks-gateway"
 FORMS = {"md": "text/markdown", "html": "text/html", "json": "application/json"}
-ACCEPTED = {                                        # of types that a client likes equally, the first
-    "text/markdown": "md", "application/json": "json", "text/html": "html", "text/plain": "md",
+ACCEPTED = {  # of types that a client likes equally, the first
+    "text/markdown": "md",
+    "application/json": "json",
+    "text/html": "html",
+    "text/plain": "md",
 }
-EXAMPLES = {                                        # a template file each, and its macros
-    "examples": ("auth", "chat", "response", "stream", "events", "tools", "messages", "image", "models"),
-    "harnesses": ("python", "javascript", "pi", "pi_command", "opencode", "codex", "anthropic_python",
-                  "anthropic_javascript", "claude_code"),
+EXAMPLES = {  # a template file each, and its macros
+    "examples": (
+        "auth",
+        "chat",
+        "response",
+        "stream",
+        "events",
+        "tools",
+        "messages",
+        "image",
+        "models",
+    ),
+    "harnesses": (
+        "python",
+        "javascript",
+        "pi",
+        "pi_command",
+        "opencode",
+        "codex",
+        "anthropic_python",
+        "anthropic_javascript",
+        "claude_code",
+    ),
 }
-NO_MODEL = "MODEL-ID"                               # stands in the examples while no model is known
+NO_MODEL = "MODEL-ID"  # stands in the examples while no model is known
 
 # What each refusal means and what to do about it; status and code stand in errors.py.
 MEANINGS = {
     errors.InvalidRequest: "Bad JSON, missing `messages`, bad `reasoning_effort`, or another field at fault "
-                           "(`param` names it); fix the request",
+    "(`param` names it); fix the request",
     errors.InvalidKey: "Key missing, wrong, or revoked; check the key, don't retry",
     errors.ModelNotAllowed: "Your key may not use this model; `GET /v1/models` lists those that it may",
     errors.LimitExceeded: "Your key's requests or tokens of this minute are used up; come back after `Retry-After`",
@@ -59,7 +82,9 @@ def form_of(accept, wanted=None):
     """The form to answer in, "md", "html" or "json": `wanted` is the ?format= argument, `accept` the Accept header."""
     if wanted:
         return wanted.lower() if wanted.lower() in FORMS else "md"
-    types = re.sub(r";\s*(?!q\s*=)[^;,]*", "", accept or "", flags=re.I)      # a charset, a level: no matter here
+    types = re.sub(
+        r";\s*(?!q\s*=)[^;,]*", "", accept or "", flags=re.I
+    )  # a charset, a level: no matter here
     offers = parse_accept_header(types, MIMEAccept)
     return ACCEPTED.get(offers.best_match(ACCEPTED), "md")
 
@@ -73,19 +98,30 @@ def render(settings, models, base_url, form):
         body = markdown(page)
         if form == "html":
             body = SCREEN.get_template("help.html").render(page=page, **web(body))
-    return body.encode("utf-8", "replace").decode(), FORMS[form]          # an engine's lone surrogate can't leave
+    return body.encode("utf-8", "replace").decode(), FORMS[
+        form
+    ]  # an engine's lone surrogate can't leave
 
 
 def markdown(page):
-    return PAPER.get_template("help.md").render(page=page, groups=groups(page["models"]), no_model=NO_MODEL,
-                                                unchanged=reasoning.UNCHANGED, invalid_key=errors.InvalidKey)
+    return PAPER.get_template("help.md").render(
+        page=page,
+        groups=groups(page["models"]),
+        no_model=NO_MODEL,
+        unchanged=reasoning.UNCHANGED,
+        invalid_key=errors.InvalidKey,
+    )
 
 
 # ---- what the page says: the JSON form, and what the Markdown form is made from
 
+
 def contents(settings, models, base_url):
     base_url = api_address(base_url)
-    default = next((model for model in models if model.default), next((model for model in models if model.kind == "chat"), None))
+    default = next(
+        (model for model in models if model.default),
+        next((model for model in models if model.purpose == "chat"), None),
+    )
     page = {
         "name": NAME,
         "base_url": base_url,
@@ -96,12 +132,15 @@ def contents(settings, models, base_url):
         "slots": settings.max_active,
         "limits": limits(settings),
         "privacy": "prompts and completions are never stored. Per-key request counts, status, latency, "
-                   "and token counts are.",
+        "and token counts are.",
         "endpoints": [endpoint(route, base_url) for route in ROUTES],
         "not_supported": NOT_SUPPORTED,
         "images": images(settings),
-        "auth": {"headers": ["Authorization: Bearer $SPARKS_API_KEY", "x-api-key: $SPARKS_API_KEY"],
-                 "key_format": "sk-sparks-<random>", "operator": settings.operator},
+        "auth": {
+            "headers": ["Authorization: Bearer $SPARKS_API_KEY", "x-api-key: $SPARKS_API_KEY"],
+            "key_format": "sk-sparks-<random>",
+            "operator": settings.operator,
+        },
         "reasoning": thinking(default) if default else None,
         "errors": refusals(settings),
     }
@@ -115,13 +154,21 @@ def api_address(base_url):
     base_url = base_url.strip().rstrip("/")
     while base_url.endswith("/v1"):
         base_url = base_url.removesuffix("/v1").rstrip("/")
-    return re.sub(r"""[\s\x00-\x20"'`<>\\^{|}$!\x7f]""", lambda match: quote(match[0]), base_url + "/v1")
+    return re.sub(
+        r"""[\s\x00-\x20"'`<>\\^{|}$!\x7f]""", lambda match: quote(match[0]), base_url + "/v1"
+    )
 
 
 def about(model):
-    return {"id": model.id, "loaded": model.loaded, "default": model.default, "context": model.context,
-            "kind": model.kind, "aliases": [*model.aliases, *model.others],
-            "reasoning": thinking(model) if model.kind == "chat" else None}
+    return {
+        "id": model.id,
+        "loaded": model.loaded,
+        "default": model.default,
+        "context": model.context,
+        "kind": model.purpose,
+        "aliases": [*model.aliases, *model.others],
+        "reasoning": thinking(model) if model.purpose == "chat" else None,
+    }
 
 
 def thinking(model):
@@ -136,7 +183,9 @@ def thinking(model):
         "controllable": controllable,
         "can_turn_off": can_turn_off,
         "quickest": ("none" if can_turn_off else "low") if controllable else None,
-        "efforts": [{"words": words, "effect": effect} for words, effect in reasoning.rows(model.effort)],
+        "efforts": [
+            {"words": words, "effect": effect} for words, effect in reasoning.rows(model.effort)
+        ],
         "think": {"false": table.levels["none"].effect, "true": table.on.effect},
         "native": native(table),
         "fields": list(reasoning.FIELDS[model.reasoning_field]),
@@ -155,33 +204,50 @@ def native(table):
 
 
 def limits(settings):
-    return {"active_requests": settings.max_active, "body_bytes": settings.max_body,
-            "keepalive_seconds": settings.keepalive, "stall_seconds": settings.stall_timeout,
-            "answer_seconds": settings.answer_timeout}
+    return {
+        "active_requests": settings.max_active,
+        "body_bytes": settings.max_body,
+        "keepalive_seconds": settings.keepalive,
+        "stall_seconds": settings.stall_timeout,
+        "answer_seconds": settings.answer_timeout,
+    }
 
 
 def images(settings):
     """Which images the gateway fetches by their addresses, or None. Names of the operator's own hosts are not for everybody."""
     if not settings.image_urls:
         return None
-    where = "a public image" if "public" in settings.image_urls else "an image at a host that the operator names"
+    where = (
+        "a public image"
+        if "public" in settings.image_urls
+        else "an image at a host that the operator names"
+    )
     return {"where": where, "most": settings.max_images, "bytes": settings.max_image}
 
 
 def endpoint(route, base_url):
-    return {"method": route.method, "path": route.path, "purpose": route.purpose, "key": route.keyed,
-            "url": base_url.removesuffix("/v1") + route.path}
+    return {
+        "method": route.method,
+        "path": route.path,
+        "purpose": route.purpose,
+        "key": route.keyed,
+        "url": base_url.removesuffix("/v1") + route.path,
+    }
 
 
 def refusals(settings):
     size = bytes_text(settings.max_body)
-    return [{"status": kind.status, "code": kind.code, "meaning": meaning.format(max_body=size)}
-            for kind, meaning in MEANINGS.items()]
+    return [
+        {"status": kind.status, "code": kind.code, "meaning": meaning.format(max_body=size)}
+        for kind, meaning in MEANINGS.items()
+    ]
 
 
 def examples(name, page):
     """What the macros of the template file `name` give, by their names."""
-    module = PAPER.get_template(f"{name}.jinja").make_module({"page": page, "model": page["model"] or NO_MODEL})
+    module = PAPER.get_template(f"{name}.jinja").make_module(
+        {"page": page, "model": page["model"] or NO_MODEL}
+    )
     return {part: getattr(module, part)().strip("\n") for part in EXAMPLES[name]}
 
 
@@ -209,6 +275,7 @@ def groups(models):
 
 
 # ---- how values are written so that nothing in them is taken for markup
+
 
 def visible(value):
     """One line of printable text: an unprintable character, also a line's end, becomes a mark."""
@@ -252,16 +319,31 @@ def bytes_text(number):
         number /= 1024
 
 
-FILTERS = {"plain": plain, "code": code, "cell": cell, "literal": literal, "single": single, "word": shlex.quote,
-           "size": bytes_text, "number": "{:,}".format, "seconds": "{:g}".format}
+FILTERS = {
+    "plain": plain,
+    "code": code,
+    "cell": cell,
+    "literal": literal,
+    "single": single,
+    "word": shlex.quote,
+    "size": bytes_text,
+    "number": "{:,}".format,
+    "seconds": "{:g}".format,
+}
 
 
 # ---- the two kinds of template
 
+
 def templates(**options):
-    env = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-                             undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-                             keep_trailing_newline=True, **options)
+    env = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        **options,
+    )
     env.filters |= FILTERS
     return env
 
@@ -280,6 +362,8 @@ def web(text):
             token.attrSet("id", inner.content.lower().replace(" ", "-"))
             chapters.append((token.attrGet("id"), inner.content))
         if token.type in ("fence", "table_open"):
-            token.attrSet("tabindex", "0")          # a region that scrolls must be reachable by keyboard: WCAG 2.1.1
+            token.attrSet(
+                "tabindex", "0"
+            )  # a region that scrolls must be reachable by keyboard: WCAG 2.1.1
     html = MARKDOWN.renderer.render(tokens, MARKDOWN.options, {})
     return {"body": Markup(html), "chapters": chapters}

@@ -2,6 +2,7 @@
 
 The connection is shared by all greenlets of the process, so nothing may switch inside a transaction.
 """
+
 import os
 import sqlite3
 import stat
@@ -12,9 +13,9 @@ import peewee
 
 from errors import SettingsError
 
-PAGE = 1024                                         # bytes, of a new file: a row of the ledger touches two, and each is logged whole
+PAGE = 1024  # bytes, of a new file: a row of the ledger touches two, and each is logged whole
 database = peewee.SqliteDatabase(None, thread_safe=False)
-opened = SimpleNamespace(file=None)                 # which file the connection has
+opened = SimpleNamespace(file=None)  # which file the connection has
 
 
 def open_database(path, patient=True):
@@ -22,11 +23,22 @@ def open_database(path, patient=True):
     process's lock, and not for a checkpoint, which is `checkpoint`'s. Raises SettingsError with one line."""
     try:
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or file.read(16) not in (b"", b"SQLite format 3\0"):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or file.read(16) not in (
+                b"",
+                b"SQLite format 3\0",
+            ):
                 raise OSError("it is no SQLite database")
         os.chmod(path, 0o600)
-        database.init(str(path), pragmas={"page_size": PAGE, "journal_mode": "wal", "synchronous": "normal", "busy_timeout": 5000},
-                      check_same_thread=False)
+        database.init(
+            str(path),
+            pragmas={
+                "page_size": PAGE,
+                "journal_mode": "wal",
+                "synchronous": "normal",
+                "busy_timeout": 5000,
+            },
+            check_same_thread=False,
+        )
         database.connect(reuse_if_open=True)
         migrate()
         opened.file = identity(path)
@@ -75,15 +87,24 @@ class Transaction:
 
 # ---- migrations: in order, for ever; an old file goes through those it lacks
 
+
 def first_keys():
     yield """CREATE TABLE IF NOT EXISTS key (id INTEGER PRIMARY KEY, name TEXT NOT NULL, prefix TEXT NOT NULL,
              digest TEXT NOT NULL UNIQUE, created DATETIME NOT NULL, revoked DATETIME)"""
 
 
 def limits():
-    for column in ("requests_per_minute INTEGER", "tokens_per_minute INTEGER", "active INTEGER", "tokens_per_day INTEGER",
-                   "tokens_per_month INTEGER", "models TEXT", "expires DATETIME", "reasoning_field TEXT",
-                   "admin INTEGER NOT NULL DEFAULT 0"):
+    for column in (
+        "requests_per_minute INTEGER",
+        "tokens_per_minute INTEGER",
+        "active INTEGER",
+        "tokens_per_day INTEGER",
+        "tokens_per_month INTEGER",
+        "models TEXT",
+        "expires DATETIME",
+        "reasoning_field TEXT",
+        "admin INTEGER NOT NULL DEFAULT 0",
+    ):
         yield f"ALTER TABLE key ADD COLUMN {column}"
 
 
@@ -116,7 +137,7 @@ MIGRATIONS = [first_keys, limits, first_ledger, first_seal, ledger_without_index
 
 
 def migrate():
-    if not pending():                               # the usual case needs no lock
+    if not pending():  # the usual case needs no lock
         return
     with Transaction():
         database.execute_sql("CREATE TABLE IF NOT EXISTS migration (name TEXT PRIMARY KEY)")
@@ -130,5 +151,5 @@ def pending():
     """The migrations that the file lacks."""
     if not database.table_exists("migration"):
         return MIGRATIONS
-    done = {name for name, in database.execute_sql("SELECT name FROM migration").fetchall()}
+    done = {name for (name,) in database.execute_sql("SELECT name FROM migration").fetchall()}
     return [step for step in MIGRATIONS if step.__name__ not in done]

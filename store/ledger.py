@@ -3,6 +3,7 @@
 A row is committed before the last byte of its answer leaves. A commit is tried at once, without waiting in the event loop; while
 the database is locked or full, rows wait in memory and requests go on being answered.
 """
+
 import logging
 import sqlite3
 from collections import deque
@@ -18,39 +19,49 @@ from store.database import checkpoint, database, is_ours, open_database, Transac
 from errors import SettingsError
 
 logger = logging.getLogger("sparks")
-PATIENCE = 0.25                                     # seconds for which a request waits for a locked database
-RETRY = 0.02                                        # seconds between two tries
-MOST_WAITING = 10_000                               # rows in memory; beyond it the oldest are lost, and counted
-COMPLAIN = 60                                       # seconds between two log lines about one fault
-STEP = 500                                          # rows written or deleted in one go
-MOST_TOKENS = 1 << 40                               # of one request; more is no figure, and would break the sums
-MINUTE, DAY = 60, 86400                             # seconds
+PATIENCE = 0.25  # seconds for which a request waits for a locked database
+RETRY = 0.02  # seconds between two tries
+MOST_WAITING = 10_000  # rows in memory; beyond it the oldest are lost, and counted
+COMPLAIN = 60  # seconds between two log lines about one fault
+STEP = 500  # rows written or deleted in one go
+MOST_TOKENS = 1 << 40  # of one request; more is no figure, and would break the sums
+MINUTE, DAY = 60, 86400  # seconds
 
-FAULTS = (sqlite3.Error, peewee.DatabaseError, OSError)     # of the database: locked, full, gone
-TOTALS = ("requests", "ok", "errors", "aborted", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
+FAULTS = (sqlite3.Error, peewee.DatabaseError, OSError)  # of the database: locked, full, gone
+TOTALS = (
+    "requests",
+    "ok",
+    "errors",
+    "aborted",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "reasoning_tokens",
+)
 
 
 class Row(NamedTuple):
     """One request. Times in epoch seconds or milliseconds; None is unknown or does not apply."""
-    id: str                                         # x-request-id
+
+    id: str  # x-request-id
     key_id: int
-    model: str                                      # the public id; empty if none was found
-    engine: str                                     # its address; empty if it was not reached
+    model: str  # the public id; empty if none was found
+    engine: str  # its address; empty if it was not reached
     route: str
     started: float
     queued_ms: int | None
-    first_ms: int | None                            # to the first token
+    first_ms: int | None  # to the first token
     total_ms: int
-    status: int                                     # 499: the client left
-    error: str | None                               # the code of the refusal
+    status: int  # 499: the client left
+    error: str | None  # the code of the refusal
     streamed: bool
     aborted: bool
-    truncated: bool                                 # the engine broke off
+    truncated: bool  # the engine broke off
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     reasoning_tokens: int | None = None
-    counted: str = "engine"                         # whose figures the tokens are: the engine's, or "gateway"
+    counted: str = "engine"  # whose figures the tokens are: the engine's, or "gateway"
 
     @property
     def tokens(self):
@@ -60,22 +71,36 @@ class Row(NamedTuple):
 def figures(usage, stream):
     """A Row's tokens as a dict: the engine's own `usage` (a dict, or None), else what came through the stream."""
     usage = usage if isinstance(usage, dict) else {}
-    found = {"prompt_tokens": whole(usage, "prompt_tokens"), "completion_tokens": whole(usage, "completion_tokens"),
-             "cached_tokens": whole(usage.get("prompt_tokens_details"), "cached_tokens"),
-             "reasoning_tokens": whole(usage.get("completion_tokens_details"), "reasoning_tokens")}
+    found = {
+        "prompt_tokens": whole(usage, "prompt_tokens"),
+        "completion_tokens": whole(usage, "completion_tokens"),
+        "cached_tokens": whole(usage.get("prompt_tokens_details"), "cached_tokens"),
+        "reasoning_tokens": whole(usage.get("completion_tokens_details"), "reasoning_tokens"),
+    }
     if found["completion_tokens"] is None and stream is not None and stream.tokens:
-        found.update(completion_tokens=stream.tokens, reasoning_tokens=stream.thoughts, counted="gateway")
+        found.update(
+            completion_tokens=stream.tokens, reasoning_tokens=stream.thoughts, counted="gateway"
+        )
     return {name: value for name, value in found.items() if value is not None}
 
 
 def whole(table, name):
     value = table.get(name) if isinstance(table, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS else None
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
+        else None
+    )
 
 
-INSERT = f"INSERT INTO request ({', '.join(Row._fields)}) VALUES ({', '.join('?' * len(Row._fields))})"
-ADD = (f"INSERT INTO day (day, key_id, model, {', '.join(TOTALS)}) VALUES ({', '.join('?' * (3 + len(TOTALS)))}) "
-       "ON CONFLICT (day, key_id, model) DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in TOTALS))
+INSERT = (
+    f"INSERT INTO request ({', '.join(Row._fields)}) VALUES ({', '.join('?' * len(Row._fields))})"
+)
+ADD = (
+    f"INSERT INTO day (day, key_id, model, {', '.join(TOTALS)}) VALUES ({', '.join('?' * (3 + len(TOTALS)))}) "
+    "ON CONFLICT (day, key_id, model) DO UPDATE SET "
+    + ", ".join(f"{name} = {name} + excluded.{name}" for name in TOTALS)
+)
 
 
 def day_of(moment):
@@ -91,8 +116,16 @@ def day_name(number):
 def totals_of(row):
     """A row's share in its day's totals, in the order of TOTALS."""
     ok = row.status < 400
-    return (1, int(ok), int(not ok and not row.aborted), int(row.aborted), row.prompt_tokens or 0, row.cached_tokens or 0,
-            row.completion_tokens or 0, row.reasoning_tokens or 0)
+    return (
+        1,
+        int(ok),
+        int(not ok and not row.aborted),
+        int(row.aborted),
+        row.prompt_tokens or 0,
+        row.cached_tokens or 0,
+        row.completion_tokens or 0,
+        row.reasoning_tokens or 0,
+    )
 
 
 class Ledger:
@@ -100,7 +133,7 @@ class Ledger:
 
     def __init__(self, settings):
         self.settings, self.waiting, self.lost, self.complained = settings, deque(), 0, -COMPLAIN
-        self.troubled = False                       # the last try failed
+        self.troubled = False  # the last try failed
 
     def write(self, row):
         self.waiting.append(row)
@@ -119,7 +152,7 @@ class Ledger:
         except FAULTS as error:
             self.troubled = True
             self.complain(error)
-        except Exception:                           # one row that cannot be written must not hold up the others
+        except Exception:  # one row that cannot be written must not hold up the others
             logger.exception("a row cannot be written")
             self.sift()
         return not self.waiting
@@ -143,16 +176,22 @@ class Ledger:
             self.complain(error)
 
     def complain(self, error):
-        if monotonic() - self.complained > COMPLAIN and not (is_lock(error) and len(self.waiting) < 2):
+        if monotonic() - self.complained > COMPLAIN and not (
+            is_lock(error) and len(self.waiting) < 2
+        ):
             self.complained = monotonic()
-            logger.error("the ledger cannot be written (%s): %d rows wait in memory, %d were lost",
-                      error, len(self.waiting), self.lost)
+            logger.error(
+                "the ledger cannot be written (%s): %d rows wait in memory, %d were lost",
+                error,
+                len(self.waiting),
+                self.lost,
+            )
 
     # -- upkeep
 
     def keep_up(self):
         """For ever: commit what waits once a second, checkpoint once a minute, and prune once a day."""
-        pruned = checked = -DAY                     # by a clock that is never set back
+        pruned = checked = -DAY  # by a clock that is never set back
         while True:
             gevent.sleep(0.01 if len(self.waiting) > STEP and not self.troubled else 1)
             self.flush()
@@ -187,8 +226,10 @@ class Ledger:
             first, (last, oldest) = 0, self.span(0)
             while last is not None:
                 if oldest < before:
-                    database.execute_sql("DELETE FROM request WHERE rowid > ? AND rowid <= ? AND started < ?",
-                                         (first, last, before))
+                    database.execute_sql(
+                        "DELETE FROM request WHERE rowid > ? AND rowid <= ? AND started < ?",
+                        (first, last, before),
+                    )
                 gevent.sleep(0.05 if oldest < before else 0.001)
                 first, (last, oldest) = last, self.span(last)
         except peewee.DatabaseError as error:
@@ -215,6 +256,7 @@ def commit(rows):
 
 
 # ---- reading
+
 
 def used_by_key(since):
     """{key id: prompt and completion tokens} from a day on (2026-11-29)."""
@@ -247,7 +289,9 @@ def rows(where="1", values=(), most=20):
     """The newest rows that fit, as dicts with their key's name, newest last."""
     names = ["rowid", *Row._fields, "key"]
     columns = [*(f"request.{name}" for name in names[:-1]), "key.name"]
-    sql = (f"SELECT {', '.join(columns)} FROM request LEFT JOIN key ON key.id = request.key_id WHERE {where} "
-           "ORDER BY request.rowid DESC LIMIT ?")
+    sql = (
+        f"SELECT {', '.join(columns)} FROM request LEFT JOIN key ON key.id = request.key_id WHERE {where} "
+        "ORDER BY request.rowid DESC LIMIT ?"
+    )
     found = database.execute_sql(sql, (*values, most)).fetchall()
     return [dict(zip(names, row)) for row in reversed(found)]

@@ -2,6 +2,7 @@
 
 A seal shows nothing of its text, and one that was changed, or made elsewhere, does not open (AES-256-GCM).
 """
+
 import base64
 import binascii
 import os
@@ -9,8 +10,8 @@ from functools import cached_property
 
 from store.database import database
 
-KIND = b"sparks 1"                                  # another format would have another name
-NONCE = 12                                          # bytes; random ones serve for 2**32 texts
+KIND = b"sparks 1"  # another format would have another name
+NONCE = 12  # bytes; random ones serve for 2**32 texts
 
 
 class Seal:
@@ -21,7 +22,10 @@ class Seal:
 
     @cached_property
     def box(self):
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM      # some MB, where somebody keeps reasoning
+        from cryptography.hazmat.primitives.ciphers.aead import (
+            AESGCM,
+        )  # some MB, where somebody keeps reasoning
+
         return AESGCM(self.key)
 
     def close(self, text):
@@ -33,6 +37,7 @@ class Seal:
     def open(self, sealed):
         """The text of what `close` gave, or None for anything else."""
         from cryptography.exceptions import InvalidTag
+
         try:
             data = base64.b64decode(sealed, b"-_", validate=True)
             return self.box.decrypt(data[:NONCE], data[NONCE:], KIND).decode()
@@ -42,5 +47,5 @@ class Seal:
 
 def own_seal():
     """The Seal with the key that the database holds since its migration."""
-    (key,), = database.execute_sql("SELECT value FROM secret WHERE name = 'seal'").fetchall()
+    ((key,),) = database.execute_sql("SELECT value FROM secret WHERE name = 'seal'").fetchall()
     return Seal(key)

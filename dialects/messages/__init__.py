@@ -6,23 +6,35 @@ Conversation and tools are read in conversation.py, the stream's events are made
 Source: the gateway's specification, pages 3 and 4; Anthropic's reference of POST /v1/messages; docs/messages.md lists
 where this differs from either, and why.
 """
+
 import logging
 
-from dialects import engine_chat, mended, parse, to_count, typed
+from dialects.engine import engine_chat, to_count
+from dialects.read import mended, parse, typed
 from dialects.chat import collected, write_message
 from dialects.messages.conversation import at, read_conversation, read_tools
 from dialects.messages.events import MessageStream, figures, message_id, reason_of
-from dialects.messages.events import refusal           # noqa: F401, part of a dialect
+from dialects.messages.events import refusal  # noqa: F401, part of a dialect
 from errors import InvalidRequest
-from stream import answered, dumps, loads, plain
+from stream import answered, as_id, dumps, loads
 
 logger = logging.getLogger("sparks")
-BUDGETS = ((4096, "low"), (16384, "high"))          # thinking tokens below which a word stands for them; from there on: max
+BUDGETS = (
+    (4096, "low"),
+    (16384, "high"),
+)  # thinking tokens below which a word stands for them; from there on: max
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 # What engines understand beside Anthropic's own fields goes on as it came.
-PASSED = ("seed", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "chat_template_kwargs")
+PASSED = (
+    "seed",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "chat_template_kwargs",
+)
 NUMBERS = ("temperature", "top_p")
-LONGEST = 1 << 53                                   # tokens; beyond it JSON's numbers are not exact
+LONGEST = 1 << 53  # tokens; beyond it JSON's numbers are not exact
 
 
 def read(body, fleet):
@@ -35,13 +47,18 @@ def read(body, fleet):
     if not typed(request, "stream", bool, "true or false"):
         return engine_chat(payload, fleet, named=named, thinks=thinks)
     payload["stream"] = True
-    return to_count(engine_chat(payload, fleet, lambda names: MessageStream(named, thinks)), payload)
+    return to_count(
+        engine_chat(payload, fleet, lambda names: MessageStream(named, thinks)), payload
+    )
 
 
 def read_prompt(request, fleet):
     """(payload, model, whether it thinks): all that the chat template sees."""
     typed(request, "model", str, "a text")
-    payload = {"model": request.get("model"), **{name: request[name] for name in PASSED if request.get(name) is not None}}
+    payload = {
+        "model": request.get("model"),
+        **{name: request[name] for name in PASSED if request.get(name) is not None},
+    }
     messages = request.get("messages")
     if messages is None:
         raise InvalidRequest("messages: Field required", "messages")
@@ -62,6 +79,7 @@ def read_max_tokens(request, context):
 
 
 # ---- thinking and the form of the answer
+
 
 def read_thinking(request, payload, model):
     """Put in how much the model shall think; whether it shall."""
@@ -87,17 +105,24 @@ def read_budget(budget, payload, model):
     """The word for a number of thinking tokens; an engine that can count them gets the number too."""
     if isinstance(budget, bool) or not isinstance(budget, int) or not 1 <= budget < LONGEST:
         raise at("thinking.budget_tokens", "must be a positive whole number")
-    if model.budget_field:
-        payload[model.budget_field] = budget
+    if model.engine_kind.thinking_budget:
+        payload[model.engine_kind.thinking_budget] = budget
     return next((word for least, word in BUDGETS if budget < least), "max")
 
 
 def read_format(form, payload):
     if form is None:
         return
-    if not isinstance(form, dict) or form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
+    if (
+        not isinstance(form, dict)
+        or form.get("type") != "json_schema"
+        or not isinstance(form.get("schema"), dict)
+    ):
         raise at("output_config.format", 'must be {"type": "json_schema", "schema": {...}}')
-    payload["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form["schema"]}}
+    payload["response_format"] = {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": form["schema"]},
+    }
 
 
 def read_sampling(request, payload):
@@ -119,6 +144,7 @@ def read_sampling(request, payload):
 
 # ---- the plain answer
 
+
 def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
     if isinstance(answer, bytes):
@@ -126,13 +152,24 @@ def write(answer, ask):
     choice = answered(answer)[0]
     message = choice["message"] if isinstance(choice.get("message"), dict) else {}
     blocks = blocks_of(message, ask.extra["thinks"])
-    called, refused = any(block["type"] == "tool_use" for block in blocks), bool(message.get("refusal"))
+    called, refused = (
+        any(block["type"] == "tool_use" for block in blocks),
+        bool(message.get("refusal")),
+    )
     reason, sequence = reason_of(choice, called, refused)
     usage = answer.get("usage")
-    return dumps({
-        "id": message_id(answer.get("id")), "type": "message", "role": "assistant", "model": ask.extra["named"],
-        "content": blocks, "stop_reason": reason, "stop_sequence": sequence, "usage": figures(usage),
-    }), usage
+    return dumps(
+        {
+            "id": message_id(answer.get("id")),
+            "type": "message",
+            "role": "assistant",
+            "model": ask.extra["named"],
+            "content": blocks,
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "usage": figures(usage),
+        }
+    ), usage
 
 
 def blocks_of(message, thinks):
@@ -155,10 +192,18 @@ def tool_uses(calls):
     taken = set()
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        if (
+            not isinstance(function, dict)
+            or not isinstance(function.get("name"), str)
+            or not function["name"]
+        ):
             continue
-        ident = str(plain(call.get("id")) or "")
+        ident = str(as_id(call.get("id")) or "")
         ident = ident if ident and ident not in taken else f"toolu_{len(taken)}"
         taken.add(ident)
-        yield {"type": "tool_use", "id": ident, "name": function["name"],
-               "input": loads(mended(function.get("arguments")).encode("utf-8", "surrogatepass"))}
+        yield {
+            "type": "tool_use",
+            "id": ident,
+            "name": function["name"],
+            "input": loads(mended(function.get("arguments")).encode("utf-8", "surrogatepass")),
+        }

@@ -7,18 +7,28 @@
 
 A message of a refusal begins with the place of the fault, as Anthropic's do: `messages.2.content.0.source: …`.
 """
+
 import logging
 import re
 
-from dialects import mended, typed
+from dialects.read import mended, typed
 from errors import InvalidRequest
 
 logger = logging.getLogger("sparks")
-LATE_SYSTEM = ("glm", "no-switch", "deepseek")      # effort tables whose templates take a system message anywhere
-BARE_SCHEMAS = ("qwen", "gpt-oss")                  # those whose templates render a schema's fields, and know no $ref
-BILLING = re.compile(r"x-anthropic-billing-header:[^\n\x01]*(?:\n|$)")       # \x01: where a large body's text is left out
+LATE_SYSTEM = (
+    "glm",
+    "no-switch",
+    "deepseek",
+)  # effort tables whose templates take a system message anywhere
+BARE_SCHEMAS = (
+    "qwen",
+    "gpt-oss",
+)  # those whose templates render a schema's fields, and know no $ref
+BILLING = re.compile(
+    r"x-anthropic-billing-header:[^\n\x01]*(?:\n|$)"
+)  # \x01: where a large body's text is left out
 REFUSED = {"document": "send its text, or images of its pages"}
-DEEPEST, MOST = 16, 20_000                          # levels of $ref in each other, and values that inlining may make
+DEEPEST, MOST = 16, 20_000  # levels of $ref in each other, and values that inlining may make
 
 
 def at(where, problem):
@@ -33,9 +43,14 @@ def read_conversation(system, messages, effort):
     out, late = read_system(system), "system" if effort in LATE_SYSTEM else "user"
     for number, message in enumerate(messages):
         out += read_message(message, f"messages.{number}", late)
-    if broken := sum(block["type"] == "tool_use" and not isinstance(block.get("input"), dict)
-                     for message in messages for block in listed(message)):
-        logger.info("%d tool calls in a history had no object for an input, and were mended", broken)
+    if broken := sum(
+        block["type"] == "tool_use" and not isinstance(block.get("input"), dict)
+        for message in messages
+        for block in listed(message)
+    ):
+        logger.info(
+            "%d tool calls in a history had no object for an input, and were mended", broken
+        )
     return out
 
 
@@ -90,14 +105,22 @@ def check_block(block, where, known):
             raise at(f"{where}.{name}", "must be a text" if name in block else "Field required")
 
 
-FIELDS = {"tool_reference": ("tool_name",), "text": ("text",), "thinking": ("thinking",), "tool_use": ("id", "name"),
-          "tool_result": ("tool_use_id",)}
-KNOWN = {"user": ("text", "image", "tool_result"),
-         "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
-         "result": ("text", "image", "tool_reference")}
+FIELDS = {
+    "tool_reference": ("tool_name",),
+    "text": ("text",),
+    "thinking": ("thinking",),
+    "tool_use": ("id", "name"),
+    "tool_result": ("tool_use_id",),
+}
+KNOWN = {
+    "user": ("text", "image", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "result": ("text", "image", "tool_reference"),
+}
 
 
 # ---- a user's turn
+
 
 def user_turn(blocks, where):
     results, parts = [], []
@@ -126,9 +149,15 @@ def tool_result(block, where, before):
     where an image was stands its name. `before`: how many parts other results have given."""
     texts, images = [], []
     content = block.get("content")
-    for number, inner in enumerate(blocks_of("" if content is None else content, f"{where}.content", KNOWN["result"])):
+    for number, inner in enumerate(
+        blocks_of("" if content is None else content, f"{where}.content", KNOWN["result"])
+    ):
         if inner["type"] != "image":
-            texts.append(inner["text"] if inner["type"] == "text" else f"The tool {inner['tool_name']} can be called now.")
+            texts.append(
+                inner["text"]
+                if inner["type"] == "text"
+                else f"The tool {inner['tool_name']} can be called now."
+            )
             continue
         name = f"[image {(before + len(images)) // 2 + 1} of the tool results]"
         texts.append(name)
@@ -154,12 +183,17 @@ def read_image(block, where):
 
 # ---- an assistant's turn
 
+
 def assistant_turn(blocks, where):
     """One message. Texts follow each other as the model wrote them, with nothing in between."""
     message = {"role": "assistant", "content": "".join(of_type(blocks, "text"))}
     if thoughts := [thought for thought in of_type(blocks, "thinking") if thought]:
         message["reasoning"] = "\n".join(thoughts)
-    calls = [call_of(block, f"{where}.{number}") for number, block in enumerate(blocks) if block["type"] == "tool_use"]
+    calls = [
+        call_of(block, f"{where}.{number}")
+        for number, block in enumerate(blocks)
+        if block["type"] == "tool_use"
+    ]
     if calls:
         message["tool_calls"] = calls
         message["content"] = message["content"] or None
@@ -184,13 +218,21 @@ TURNS = {"user": user_turn, "assistant": assistant_turn}
 
 # ---- tools
 
+
 def read_tools(request, payload, effort):
     """Put the tools with a schema into the payload, and what the model shall do with them."""
     given = typed(request, "tools", list, "a list") or []
-    tools = [read_tool(tool, f"tools.{number}", effort in BARE_SCHEMAS) for number, tool in enumerate(given)]
+    tools = [
+        read_tool(tool, f"tools.{number}", effort in BARE_SCHEMAS)
+        for number, tool in enumerate(given)
+    ]
     tools = loaded(given, tools, request["messages"])
     choice = typed(request, "tool_choice", dict, 'an object such as {"type": "auto"}')
-    wanted = read_choice(choice, [tool["function"]["name"] for tool in tools], bool(given)) if choice else None
+    wanted = (
+        read_choice(choice, [tool["function"]["name"] for tool in tools], bool(given))
+        if choice
+        else None
+    )
     if not tools:
         return
     payload["tools"] = tools
@@ -203,12 +245,23 @@ def read_tools(request, payload, effort):
 def loaded(given, tools, messages):
     """The tools that the model knows by now. Those with defer_loading are none of them until a client's search finds them
     (a tool_reference in a result); then they stand behind the others, whose text stays the same."""
-    searched = any(str(tool.get("type")).startswith("tool_search_tool") for tool in given)      # by a server: not here
+    searched = any(
+        str(tool.get("type")).startswith("tool_search_tool") for tool in given
+    )  # by a server: not here
     later = [bool(tool.get("defer_loading")) and not searched for tool in given]
-    found = {inner["tool_name"] for message in messages for block in listed(message) if block["type"] == "tool_result"
-             for inner in listed(block) if inner["type"] == "tool_reference"}
-    return [tool for tool, late in zip(tools, later) if tool and not late] \
-        + [tool for tool, late in zip(tools, later) if tool and late and tool["function"]["name"] in found]
+    found = {
+        inner["tool_name"]
+        for message in messages
+        for block in listed(message)
+        if block["type"] == "tool_result"
+        for inner in listed(block)
+        if inner["type"] == "tool_reference"
+    }
+    return [tool for tool, late in zip(tools, later) if tool and not late] + [
+        tool
+        for tool, late in zip(tools, later)
+        if tool and late and tool["function"]["name"] in found
+    ]
 
 
 def listed(value):
@@ -224,13 +277,19 @@ def read_tool(tool, where, bare):
     if schema is None and tool.get("type") not in (None, "custom"):
         return None
     if not isinstance(schema, dict):
-        raise at(f"{where}.input_schema", "Field required" if schema is None else "must be an object")
+        raise at(
+            f"{where}.input_schema", "Field required" if schema is None else "must be an object"
+        )
     name = tool.get("name")
     if not isinstance(name, str) or not name:
         raise at(f"{where}.name", "Field required")
-    described = {"description": tool["description"]} if isinstance(tool.get("description"), str) else {}
-    return {"type": "function",
-            "function": {"name": name, **described, "parameters": inlined(schema) if bare else schema}}
+    described = (
+        {"description": tool["description"]} if isinstance(tool.get("description"), str) else {}
+    )
+    return {
+        "type": "function",
+        "function": {"name": name, **described, "parameters": inlined(schema) if bare else schema},
+    }
 
 
 def read_choice(choice, names, any_given):
@@ -239,11 +298,17 @@ def read_choice(choice, names, any_given):
     if kind == "tool":
         name = choice.get("name")
         if name not in names:
-            raise at("tool_choice.name", f"{str(name)[:100]!r} is none of the tools that can be called here "
-                                         f"({', '.join(names[:30]) or 'none'}); tools without an input_schema are skipped")
+            raise at(
+                "tool_choice.name",
+                f"{str(name)[:100]!r} is none of the tools that can be called here "
+                f"({', '.join(names[:30]) or 'none'}); tools without an input_schema are skipped",
+            )
         return {"type": "function", "function": {"name": name}}
     if kind == "any" and any_given and not names:
-        raise at("tool_choice", "wants a tool, but none of them can be called here; tools without an input_schema are skipped")
+        raise at(
+            "tool_choice",
+            "wants a tool, but none of them can be called here; tools without an input_schema are skipped",
+        )
     words = {"auto": "auto", "any": "required", "none": "none"}
     if not isinstance(kind, str) or kind not in words:
         raise at("tool_choice.type", "must be auto, any, tool or none")
@@ -251,6 +316,7 @@ def read_choice(choice, names, any_given):
 
 
 # ---- schemas
+
 
 def inlined(schema):
     """A schema with what its local $refs mean in their places; one that is endless or huge stays as it is."""
@@ -271,15 +337,22 @@ class Inliner:
         self.count(value, within)
         if isinstance(value, list):
             return [self.value(item, within) for item in value]
-        rest = {name: READ.get(name, Inliner.value)(self, inner, within)
-                for name, inner in value.items() if name not in ("$ref", "$defs", "definitions")}
+        rest = {
+            name: READ.get(name, Inliner.value)(self, inner, within)
+            for name, inner in value.items()
+            if name not in ("$ref", "$defs", "definitions")
+        }
         ref = value.get("$ref")
         if not isinstance(ref, str):
             return {**rest, **({"$ref": ref} if "$ref" in value else {})}
-        if ref in within:                               # a schema that holds itself: from here on anything fits
+        if ref in within:  # a schema that holds itself: from here on anything fits
             return rest
         meant = self.target(ref)
-        return {**rest, "$ref": ref} if meant is None else {**self.value(meant, (*within, ref)), **rest}
+        return (
+            {**rest, "$ref": ref}
+            if meant is None
+            else {**self.value(meant, (*within, ref)), **rest}
+        )
 
     def fields(self, properties, within):
         """Properties, whose names are no words of the schema's language."""
@@ -309,5 +382,7 @@ class Inliner:
         return here if isinstance(here, dict) else None
 
 
-READ = {**dict.fromkeys(("properties", "patternProperties"), Inliner.fields),
-        **dict.fromkeys(("const", "enum", "default", "examples"), Inliner.data)}
+READ = {
+    **dict.fromkeys(("properties", "patternProperties"), Inliner.fields),
+    **dict.fromkeys(("const", "enum", "default", "examples"), Inliner.data),
+}

@@ -2,9 +2,11 @@
 
 Source: the gateway's specification, pages 3 and 4; Anthropic's reference of POST /v1/messages/count_tokens.
 """
-from dialects import counted, parse
+
+from dialects.engine import counted
+from dialects.read import parse
 from dialects.messages import read_prompt
-from dialects.messages.events import refusal           # noqa: F401, part of a dialect
+from dialects.messages.events import refusal  # noqa: F401, part of a dialect
 from stream import dumps
 
 

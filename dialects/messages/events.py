@@ -8,20 +8,28 @@ write between reasoning, text and calls open none. While a tool call is unfinish
 
 Source: Anthropic's reference of streaming messages, and what its SDKs' accumulators insist on.
 """
+
 import logging
 import re
 
-from dialects import mended
-from stream import PieceStream, check_end, dumps, plain
+from dialects.read import mended
+from engines.kinds import lengths_of
+from stream import PieceStream, as_id, check_end, dumps
 
 logger = logging.getLogger("sparks")
-BLANK = re.compile(rb"(?: |\\[nrt])*+")             # white space inside a JSON string
+BLANK = re.compile(rb"(?: |\\[nrt])*+")  # white space inside a JSON string
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
-EMPTY = {"reasoning": {"type": "thinking", "thinking": "", "signature": ""}, "text": {"type": "text", "text": ""}}
-DELTAS = {"reasoning": b'{"type":"thinking_delta","thinking":"', "text": b'{"type":"text_delta","text":"',
-          "tool": b'{"type":"input_json_delta","partial_json":"'}
-SIGNED = b'{"type":"signature_delta","signature":"'     # ends a thinking block, as clients expect; there is nothing to sign
+EMPTY = {
+    "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
+    "text": {"type": "text", "text": ""},
+}
+DELTAS = {
+    "reasoning": b'{"type":"thinking_delta","thinking":"',
+    "text": b'{"type":"text_delta","text":"',
+    "tool": b'{"type":"input_json_delta","partial_json":"',
+}
+SIGNED = b'{"type":"signature_delta","signature":"'  # ends a thinking block, as clients expect; there is nothing to sign
 TAIL = b'"}}\n\n'
 REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 
@@ -32,7 +40,10 @@ def event(kind, **fields):
 
 def delta_head(kind, index):
     """An event up to its text, which is the inside of a JSON string."""
-    return b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":%b' % (index, kind)
+    return (
+        b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":%b'
+        % (index, kind)
+    )
 
 
 class Extent:
@@ -41,7 +52,12 @@ class Extent:
     MARK = re.compile(r'"|\\.|\\\Z|[{}\[\]]', re.S)
 
     def __init__(self):
-        self.depth, self.inside, self.escaped, self.over = 0, False, False, False     # inside: of a string
+        self.depth, self.inside, self.escaped, self.over = (
+            0,
+            False,
+            False,
+            False,
+        )  # inside: of a string
 
     def cut(self, text):
         """As much of the text as belongs to the object."""
@@ -58,7 +74,7 @@ class Extent:
                 self.depth += 1 if mark in "{[" else -1
                 if not self.depth:
                     self.over = True
-                    return text[:found.end()]
+                    return text[: found.end()]
         return text
 
 
@@ -77,15 +93,17 @@ class Tool:
     def take(self, call):
         """Add a piece."""
         function = call.get("function") if isinstance(call.get("function"), dict) else {}
-        self.id = self.id or plain(call.get("id"))
+        self.id = self.id or as_id(call.get("id"))
         if isinstance(function.get("name"), str) and not self.state:
             self.name = (self.name or "") + function["name"]
         given = function.get("arguments")
-        self.held.append(given if isinstance(given, str) else "" if given is None else dumps(given).decode())
+        self.held.append(
+            given if isinstance(given, str) else "" if given is None else dumps(given).decode()
+        )
 
     def ready(self):
         """What can be said of its arguments now."""
-        if self.bare in ("", "{", "{}"):            # not seen yet what they are
+        if self.bare in ("", "{", "{}"):  # not seen yet what they are
             self.held = ["".join(self.held)]
             self.bare = "".join(self.held[0].split())
         if not self.bare.startswith('{"'):
@@ -116,18 +134,22 @@ class MessageStream(PieceStream):
         super().__init__()
         self.named, self.thinks = named, thinks
         self.begun, self.ident = False, None
-        self.kind, self.index, self.head = None, -1, b""    # of the block that is open
+        self.kind, self.index, self.head = None, -1, b""  # of the block that is open
         self.blank, self.dropped = (None, b""), 0
-        self.calls, self.open, self.waiting = {}, None, []      # index -> Tool; the one that is open; pieces behind it
-        self.ended, self.refused = {}, False        # the choice that ended; whether the model declined
+        self.calls, self.open, self.waiting = (
+            {},
+            None,
+            [],
+        )  # index -> Tool; the one that is open; pieces behind it
+        self.ended, self.refused = {}, False  # the choice that ended; whether the model declined
 
     # -- the pieces
 
     def quick(self, event):
-        return super().quick(event) if self.begun else None     # the first event tells the id
+        return super().quick(event) if self.begun else None  # the first event tells the id
 
     def give(self, chunk, data, changed):
-        self.ident = self.ident or plain(chunk.get("id"))
+        self.ident = self.ident or as_id(chunk.get("id"))
         out = super().give(chunk, data, changed)
         return self.start() + out if not self.begun and chunk.get("choices") else out
 
@@ -168,7 +190,7 @@ class MessageStream(PieceStream):
             tool.take(call)
             out = self.arguments(tool.ready())
             return out + self.release(tool.whole) if self.waiting else out
-        if tool.state == "closed":                      # its arguments were whole
+        if tool.state == "closed":  # its arguments were whole
             return b""
         if self.waiting or self.unfinished:
             self.waiting.append(("tool", call))
@@ -196,7 +218,10 @@ class MessageStream(PieceStream):
         while done and self.waiting:
             waiting, self.waiting = self.waiting, []
             out.append(self.close())
-            out += [self.call(value) if kind == "tool" else self.text(kind, value) for kind, value in waiting]
+            out += [
+                self.call(value) if kind == "tool" else self.text(kind, value)
+                for kind, value in waiting
+            ]
             done = bool(self.ended) or not self.unfinished
         return b"".join(out)
 
@@ -205,9 +230,22 @@ class MessageStream(PieceStream):
     def start(self):
         self.begun = True
         usage = {"input_tokens": self.prompt_tokens or 0, "output_tokens": 0}
-        return event("message_start", message={
-            "id": message_id(self.ident), "type": "message", "role": "assistant", "model": self.named, "content": [],
-            "stop_reason": None, "stop_sequence": None, "usage": usage}) + PING
+        return (
+            event(
+                "message_start",
+                message={
+                    "id": message_id(self.ident),
+                    "type": "message",
+                    "role": "assistant",
+                    "model": self.named,
+                    "content": [],
+                    "stop_reason": None,
+                    "stop_sequence": None,
+                    "usage": usage,
+                },
+            )
+            + PING
+        )
 
     def begin(self, kind, block):
         out = b"" if self.begun else self.start()
@@ -239,16 +277,27 @@ class MessageStream(PieceStream):
         out += self.release() + self.close()
         if self.dropped:
             logger.info("thinking was off; %d tokens of it were left out", self.dropped)
-        reason, sequence = reason_of(self.ended, any(tool.state for tool in self.calls.values()), self.refused)
+        reason, sequence = reason_of(
+            self.ended, any(tool.state for tool in self.calls.values()), self.refused
+        )
         usage = figures(self.usage, self.prompt_tokens, self.tokens)
-        return out + event("message_delta", delta={"stop_reason": reason, "stop_sequence": sequence}, usage=usage) + STOP
+        return (
+            out
+            + event(
+                "message_delta",
+                delta={"stop_reason": reason, "stop_sequence": sequence},
+                usage=usage,
+            )
+            + STOP
+        )
 
 
 # ---- what a stream and a plain answer have in common
 
+
 def message_id(ident):
     """The engine's own id of the completion as one of a message."""
-    return "msg_" + str(plain(ident) or 0).removeprefix("chatcmpl-")
+    return "msg_" + str(as_id(ident) or 0).removeprefix("chatcmpl-")
 
 
 def reason_of(choice, called, refused):
@@ -258,18 +307,26 @@ def reason_of(choice, called, refused):
     check_end(finish)
     if isinstance(finish, str) and finish in REASONS:
         return REASONS[finish], None
-    if isinstance(stopped, str) and stopped:            # vLLM's: the sequence, or the number of a token, or nothing
+    if (
+        isinstance(stopped, str) and stopped
+    ):  # vLLM's: the sequence, or the number of a token, or nothing
         return "stop_sequence", stopped
     if refused:
         return "refusal", None
-    return "tool_use" if called else "end_turn", None   # a forced call ends with "stop" in vLLM, and so do others
+    return (
+        "tool_use" if called else "end_turn",
+        None,
+    )  # a forced call ends with "stop" in vLLM, and so do others
 
 
 def figures(usage, prompt=None, completion=None):
     """Anthropic's usage from the engine's; what the engine doesn't say is what was counted here, or is left out. The three
     figures of the input add up to the prompt."""
     usage = dict_of(usage)
-    prompt, completion = number(usage.get("prompt_tokens"), prompt), number(usage.get("completion_tokens"), completion)
+    prompt, completion = (
+        number(usage.get("prompt_tokens"), prompt),
+        number(usage.get("completion_tokens"), completion),
+    )
     inside, out = dict_of(usage.get("prompt_tokens_details")), {}
     cached = number(inside.get("cached_tokens"))
     if prompt is not None:
@@ -280,11 +337,17 @@ def figures(usage, prompt=None, completion=None):
     if completion is not None:
         out["output_tokens"] = completion
     thought = number(dict_of(usage.get("completion_tokens_details")).get("reasoning_tokens"))
-    return out if thought is None else {**out, "output_tokens_details": {"thinking_tokens": thought}}
+    return (
+        out if thought is None else {**out, "output_tokens_details": {"thinking_tokens": thought}}
+    )
 
 
 def number(value, otherwise=None):
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        else otherwise
+    )
 
 
 def dict_of(value):
@@ -293,18 +356,21 @@ def dict_of(value):
 
 # ---- refusals
 
-TYPES = {                                           # error.type by status; anything else is an api_error
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    405: "invalid_request_error", 408: "invalid_request_error", 413: "request_too_large", 415: "invalid_request_error",
-    422: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error", 529: "overloaded_error",
+TYPES = {  # error.type by status; anything else is an api_error
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
 }
-LENGTHS = (
-    # what vLLM and llama.cpp say of a prompt that is too long: its tokens and the most there may be
-    (re.compile(r"maximum context length is (?P<most>\d+) tokens.* prompt contains (?:at least )?(?P<prompt>\d+) input", re.S),
-     "prompt is too long: {prompt} tokens > {most} maximum"),
-    (re.compile(r"request \((?P<prompt>\d+) tokens\) exceeds the available context size \((?P<most>\d+) tokens\)"),
-     "prompt is too long: {prompt} tokens > {most} maximum"),
-)
+TOO_LONG = "prompt is too long: {prompt} tokens > {most} maximum"
 
 
 def refusal(error):
@@ -320,7 +386,6 @@ def message_of(error):
     """The message; that of a prompt which is too long in the words by which Claude Code knows that it must compact."""
     if error.code != "context_length_exceeded":
         return error.message
-    for pattern, words in LENGTHS:
-        if found := pattern.search(error.message):
-            return words.format(**found.groupdict())
+    if lengths := lengths_of(error.message):
+        return TOO_LONG.format(**lengths)
     return f"prompt is too long: {error.message}"

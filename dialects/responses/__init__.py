@@ -4,7 +4,10 @@ Its items become the messages of a chat, its tools functions of the engine's; ev
 
 Source: OpenAI's published schema (github.com/openai/openai-openapi), CreateResponse; what Codex sends.
 """
-from dialects import engine_chat, parse, sampling, typed
+
+from dialects import sampling
+from dialects.engine import engine_chat
+from dialects.read import parse, typed
 from dialects.responses.input import messages_of
 from dialects.responses.events import Options, ResponseStream
 from dialects.responses.tools import Toolbox
@@ -12,24 +15,57 @@ from errors import InvalidRequest, error_body
 from stream import dumps
 
 NOT_KEPT = "nothing is stored here, so an answer cannot be built on an earlier one; send all items in `input`, with store: false"
-STORED = {                                          # fields that only make sense where answers are stored
+STORED = {  # fields that only make sense where answers are stored
     "previous_response_id": NOT_KEPT,
     "conversation": NOT_KEPT,
     "background": "nothing is stored here, so there would be nowhere to fetch the answer; set stream: true instead",
     "prompt": "prompt templates are not stored here; send their text as `instructions` and `input`",
 }
 # What the engine gets in other words or not at all; every other field goes through as it is.
-OWN = ("input", "instructions", "tools", "tool_choice", "text", "max_output_tokens", "top_logprobs", "include", "store",
-       "metadata", "client_metadata", "truncation", "service_tier", "max_tool_calls", "safety_identifier", "prompt_cache_key",
-       "prompt_cache_retention", "prompt_cache_options", "context_management", "moderation", "stream", "stream_options",
-       "reasoning", "n", "messages", *STORED)
+OWN = (
+    "input",
+    "instructions",
+    "tools",
+    "tool_choice",
+    "text",
+    "max_output_tokens",
+    "top_logprobs",
+    "include",
+    "store",
+    "metadata",
+    "client_metadata",
+    "truncation",
+    "service_tier",
+    "max_tool_calls",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prompt_cache_options",
+    "context_management",
+    "moderation",
+    "stream",
+    "stream_options",
+    "reasoning",
+    "n",
+    "messages",
+    *STORED,
+)
 SUMMARIES = ("auto", "concise", "detailed")
 VERBOSITIES = ("low", "medium", "high")
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 TRUNCATIONS = ("auto", "disabled")
-PAIRS, NAME, VALUE = 16, 64, 512                    # how many metadata there may be, and the longest of them
-RANGES = {"temperature": (0, 2, 1), "top_p": (0, 1, 1), "presence_penalty": (-2, 2, 0), "frequency_penalty": (-2, 2, 0)}
-PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}     # engine's -> client's
+PAIRS, NAME, VALUE = 16, 64, 512  # how many metadata there may be, and the longest of them
+RANGES = {
+    "temperature": (0, 2, 1),
+    "top_p": (0, 1, 1),
+    "presence_penalty": (-2, 2, 0),
+    "frequency_penalty": (-2, 2, 0),
+}
+PARAMS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}  # engine's -> client's
 LARGEST = 1 << 53
 
 
@@ -52,18 +88,34 @@ class Responses:
         typed(payload, "stream_options", dict, "an object")
         typed(payload, "model", str, "a text")
         box, reasoning, wanted = Toolbox(payload), read_reasoning(payload), read_include(payload)
-        chat = {"messages": messages_of(payload, box, self.seal and self.seal.open), **box.fields, **settings(payload, wanted)}
+        chat = {
+            "messages": messages_of(payload, box, self.seal and self.seal.open),
+            **box.fields,
+            **settings(payload, wanted),
+        }
         echo = echo_of(payload, box, reasoning)
         if reasoning["effort"] is not None:
             chat["reasoning"] = {"effort": reasoning["effort"]}
-        own = OWN + sampling.LENGTH if "max_tokens" in chat else OWN    # else a chat's name for it would win
+        own = (
+            OWN + sampling.LENGTH if "max_tokens" in chat else OWN
+        )  # else a chat's name for it would win
         rest = {name: value for name, value in payload.items() if name not in own}
         sealed = "reasoning.encrypted_content" in wanted and self.seal
-        stream = ResponseStream(self.token(), Options(
-            self.now, box.names, reasoning["summary"] is not None, self.seal.close if sealed else None, "logprobs" in chat))
+        stream = ResponseStream(
+            self.token(),
+            Options(
+                self.now,
+                box.names,
+                reasoning["summary"] is not None,
+                self.seal.close if sealed else None,
+                "logprobs" in chat,
+            ),
+        )
         if streams:
             rest["stream"] = True
-        ask = engine_chat({**rest, **chat}, fleet, (lambda names: stream) if streams else None, writer=stream)
+        ask = engine_chat(
+            {**rest, **chat}, fleet, (lambda names: stream) if streams else None, writer=stream
+        )
         stream.echo = ask.echo = written_echo({"model": ask.model.id, **echo})
         return ask
 
@@ -92,12 +144,15 @@ def refuse_stored(payload):
 
 # ---- settings
 
+
 def settings(payload, wanted):
     """The fields that the engine knows under other names."""
     chat, most = {}, typed(payload, "max_output_tokens", int, "a positive whole number")
     if most is not None:
         if isinstance(most, bool) or not 1 <= most < LARGEST:
-            raise InvalidRequest("max_output_tokens must be a positive whole number", "max_output_tokens")
+            raise InvalidRequest(
+                "max_output_tokens must be a positive whole number", "max_output_tokens"
+            )
         chat["max_tokens"] = most
     top = read_whole(payload, "top_logprobs", 20) or 0
     if top or "message.output_text.logprobs" in wanted:
@@ -125,16 +180,24 @@ def read_schema(form):
     if typed(form, "schema", dict, "a JSON schema", where) is None:
         raise InvalidRequest("text.format.schema is missing: a JSON schema", "text.format.schema")
     if not typed(form, "name", str, "a text", where):
-        raise InvalidRequest("text.format.name is missing: any short name for the schema", "text.format.name")
+        raise InvalidRequest(
+            "text.format.name is missing: any short name for the schema", "text.format.name"
+        )
     typed(form, "strict", bool, "true or false", where)
     typed(form, "description", str, "a text", where)
-    return {name: form[name] for name in ("name", "schema", "strict", "description") if form.get(name) is not None}
+    return {
+        name: form[name]
+        for name in ("name", "schema", "strict", "description")
+        if form.get(name) is not None
+    }
 
 
 def read_reasoning(payload):
     """`reasoning`, with its effort and summary."""
     given = typed(payload, "reasoning", dict, 'an object such as {"effort": "high"}') or {}
-    summary = given.get("summary") if given.get("summary") is not None else given.get("generate_summary")
+    summary = (
+        given.get("summary") if given.get("summary") is not None else given.get("generate_summary")
+    )
     if summary is not None:
         one_of(summary, SUMMARIES, "reasoning.summary")
     return {"effort": typed(given, "effort", str, "a text", "reasoning."), "summary": summary}
@@ -156,12 +219,15 @@ def one_of(value, words, name):
 def read_whole(payload, name, most=LARGEST):
     """A whole number from 0 to `most`, or None."""
     value = payload.get(name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most):
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most
+    ):
         raise InvalidRequest(f"{name} must be a whole number from 0 to {most}", name)
     return value
 
 
 # ---- what the answer repeats
+
 
 def echo_of(payload, box, reasoning):
     """The fields of a Response that say how it was asked for: what holds here, and else what the client wished."""
@@ -174,13 +240,29 @@ def echo_of(payload, box, reasoning):
     text = payload.get("text") or {}
     user = {"user": read_name(payload, "user")} if payload.get("user") is not None else {}
     return {
-        "instructions": typed(payload, "instructions", str, "a text"), **numbers, **user, "reasoning": reasoning,
-        "tools": box.echo, "tool_choice": box.choice, "parallel_tool_calls": True if parallel is None else parallel,
-        "text": {"format": echo_of_format(text.get("format")), "verbosity": text.get("verbosity") or "medium"},
-        "max_output_tokens": payload.get("max_output_tokens"), "max_tool_calls": read_whole(payload, "max_tool_calls"),
-        "top_logprobs": payload.get("top_logprobs") or 0, "metadata": read_metadata(payload),
-        "prompt_cache_key": read_name(payload, "prompt_cache_key"), "safety_identifier": read_name(payload, "safety_identifier"),
-        "previous_response_id": None, "background": False, "store": False, "truncation": "disabled", "service_tier": "default"}
+        "instructions": typed(payload, "instructions", str, "a text"),
+        **numbers,
+        **user,
+        "reasoning": reasoning,
+        "tools": box.echo,
+        "tool_choice": box.choice,
+        "parallel_tool_calls": True if parallel is None else parallel,
+        "text": {
+            "format": echo_of_format(text.get("format")),
+            "verbosity": text.get("verbosity") or "medium",
+        },
+        "max_output_tokens": payload.get("max_output_tokens"),
+        "max_tool_calls": read_whole(payload, "max_tool_calls"),
+        "top_logprobs": payload.get("top_logprobs") or 0,
+        "metadata": read_metadata(payload),
+        "prompt_cache_key": read_name(payload, "prompt_cache_key"),
+        "safety_identifier": read_name(payload, "safety_identifier"),
+        "previous_response_id": None,
+        "background": False,
+        "store": False,
+        "truncation": "disabled",
+        "service_tier": "default",
+    }
 
 
 def echo_of_format(form):
@@ -212,7 +294,10 @@ def read_metadata(payload):
         raise InvalidRequest(f"metadata must not have more than {PAIRS} fields", "metadata")
     for name, value in given.items():
         if not isinstance(value, str) or len(value) > VALUE or len(name) > NAME:
-            raise InvalidRequest(f"metadata must hold texts of at most {VALUE} characters, their names {NAME}", "metadata")
+            raise InvalidRequest(
+                f"metadata must hold texts of at most {VALUE} characters, their names {NAME}",
+                "metadata",
+            )
     return given
 
 

@@ -4,14 +4,27 @@ A plain answer is the Response of a stream's last event, so the two cannot diffe
 
 Source: OpenAI's published schema (github.com/openai/openai-openapi), ResponseStreamEvent and Response.
 """
+
 import re
 from typing import Callable, NamedTuple
 
-from dialects.responses.items import Call, CustomCall, LoggedMessage, Message, Pen, Refused, Thinking, Tool
+from dialects.responses.items import (
+    Call,
+    CustomCall,
+    LoggedMessage,
+    Message,
+    Pen,
+    Refused,
+    Thinking,
+    Tool,
+)
 from stream import PieceStream, check_end, dumps
 
-BLANK = re.compile(rb"(?: |\\[nrt])*+")             # the inside of a JSON string without a word
-CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}      # finish_reason -> why it is incomplete
+BLANK = re.compile(rb"(?: |\\[nrt])*+")  # the inside of a JSON string without a word
+CUT = {
+    "length": "max_output_tokens",
+    "content_filter": "content_filter",
+}  # finish_reason -> why it is incomplete
 # Our code, or else the status -> that of a failed Response. The first is in no schema, but OpenAI sends it and Codex acts on it.
 CODES = {"context_length_exceeded": "context_length_exceeded", 429: "rate_limit_exceeded"}
 
@@ -25,6 +38,7 @@ class Options(NamedTuple):
     seal      seals a text, or None where no sealed reasoning is asked for
     logprobs  whether they are asked for
     """
+
     now: Callable
     tools: dict = {}
     summary: bool = False
@@ -43,11 +57,15 @@ class ResponseStream(PieceStream):
     def __init__(self, token, options):
         super().__init__()
         self.pen, self.options, self.echo = Pen(token.encode(), options), options, []
-        self.kinds = {"text": LoggedMessage if options.logprobs else Message, "refusal": Refused, "reasoning": Thinking}
+        self.kinds = {
+            "text": LoggedMessage if options.logprobs else Message,
+            "refusal": Refused,
+            "reasoning": Thinking,
+        }
         self.created, self.begun = int(options.now()), False
         self.items, self.calls = [], {}
-        self.item = self.saying = None                          # where text goes on, and its kind
-        self.blank = []                                         # the pieces of a text that is no message yet
+        self.item = self.saying = None  # where text goes on, and its kind
+        self.blank = []  # the pieces of a text that is no message yet
         self.finish = self.response = self.last = None
 
     # -- events
@@ -70,9 +88,15 @@ class ResponseStream(PieceStream):
         return self.last
 
     def fail(self, error):
-        code = CODES.get(error.code) or CODES.get(error.status) or ("invalid_prompt" if error.status < 500 else "server_error")
+        code = (
+            CODES.get(error.code)
+            or CODES.get(error.status)
+            or ("invalid_prompt" if error.status < 500 else "server_error")
+        )
         failed = {"code": code, "message": error.message}
-        return self.begin() + self.pen.event(b"failed", b'"response":%b' % self.object(b"failed", failed))
+        return self.begin() + self.pen.event(
+            b"failed", b'"response":%b' % self.object(b"failed", failed)
+        )
 
     # -- the Response
 
@@ -80,9 +104,21 @@ class ResponseStream(PieceStream):
         """It as JSON."""
         reason = {"reason": CUT[self.finish]} if status == b"incomplete" else None
         ended = int(self.options.now()) if status == b"completed" else None
-        usage = self.figures(0, 0) if status == b"in_progress" else self.figures(self.tokens, self.thoughts)
-        head = {"id": f"resp_{self.pen.token.decode()}", "object": "response", "created_at": self.created, "completed_at": ended,
-                "status": status.decode(), "error": error, "incomplete_details": reason, "usage": usage}
+        usage = (
+            self.figures(0, 0)
+            if status == b"in_progress"
+            else self.figures(self.tokens, self.thoughts)
+        )
+        head = {
+            "id": f"resp_{self.pen.token.decode()}",
+            "object": "response",
+            "created_at": self.created,
+            "completed_at": ended,
+            "status": status.decode(),
+            "error": error,
+            "incomplete_details": reason,
+            "usage": usage,
+        }
         output = b",".join([item.so_far() for item in self.items])
         return b'%b,"output":[%b],%b' % (dumps(head)[:-1], output, b"".join(self.echo)[1:])
 
@@ -90,12 +126,24 @@ class ResponseStream(PieceStream):
         """The usage: the engine's own figures, else what was counted here."""
         usage = self.usage or {}
         read, written = number(usage, "prompt_tokens"), number(usage, "completion_tokens", tokens)
-        prompt, completion = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
-        thought, cached = number(completion, "reasoning_tokens", thoughts), number(prompt, "cached_tokens")
-        return {"input_tokens": read, "output_tokens": written, "total_tokens": read + written,
-                "input_tokens_details": {"cached_tokens": min(cached, read),
-                                         "cache_write_tokens": number(prompt, "created_cache_tokens")},
-                "output_tokens_details": {"reasoning_tokens": min(thought, written)}}
+        prompt, completion = (
+            usage.get("prompt_tokens_details"),
+            usage.get("completion_tokens_details"),
+        )
+        thought, cached = (
+            number(completion, "reasoning_tokens", thoughts),
+            number(prompt, "cached_tokens"),
+        )
+        return {
+            "input_tokens": read,
+            "output_tokens": written,
+            "total_tokens": read + written,
+            "input_tokens_details": {
+                "cached_tokens": min(cached, read),
+                "cache_write_tokens": number(prompt, "created_cache_tokens"),
+            },
+            "output_tokens_details": {"reasoning_tokens": min(thought, written)},
+        }
 
     # -- pieces
 
@@ -104,7 +152,7 @@ class ResponseStream(PieceStream):
             return self.item.say(text)
         if self.finish is not None:
             return b""
-        if kind == "text" and BLANK.fullmatch(text):    # line ends before a call are no message
+        if kind == "text" and BLANK.fullmatch(text):  # line ends before a call are no message
             self.blank.append(text)
             return b""
         held, self.blank = self.blank if kind == "text" else [], []
@@ -128,7 +176,9 @@ class ResponseStream(PieceStream):
     def call(self, value):
         """The events of a piece of a tool call. One without a name yet waits for it."""
         function = value.get("function") if isinstance(value.get("function"), dict) else {}
-        call = self.calls.setdefault(value["index"], {"id": str(value.get("id")), "held": "", "item": None})
+        call = self.calls.setdefault(
+            value["index"], {"id": str(value.get("id")), "held": "", "item": None}
+        )
         call["held"] += argument(function.get("arguments"))
         out, name = b"", function.get("name")
         if call["item"] is None:
@@ -150,7 +200,9 @@ class ResponseStream(PieceStream):
         self.item = self.saying = None
         still = [item for item in self.items if not item.final]
         for item in still:
-            out += item.close(b"incomplete" if self.finish in CUT and item is still[-1] else b"completed")
+            out += item.close(
+                b"incomplete" if self.finish in CUT and item is still[-1] else b"completed"
+            )
         return out
 
     def give(self, chunk, data, changed):
@@ -172,4 +224,6 @@ def argument(value):
 def number(table, name, default=0):
     """A count in an engine's usage."""
     value = table.get(name) if isinstance(table, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default
+    return (
+        value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default
+    )

@@ -2,25 +2,45 @@
 
 Items come one by one: thoughts, words and calls of one turn of the model are put together into one message.
 """
-from dialects import mended, typed
+
+from dialects.read import mended, typed
 from dialects.responses.items import Tool
 from errors import InvalidRequest
 from stream import dumps
 
 ROLES = ("user", "assistant", "system", "developer")
-TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "summary_text": "text", "reasoning_text": "text",
-         "refusal": "refusal"}                       # type of a part -> where its text stands
+TEXTS = {
+    "input_text": "text",
+    "output_text": "text",
+    "text": "text",
+    "summary_text": "text",
+    "reasoning_text": "text",
+    "refusal": "refusal",
+}  # type of a part -> where its text stands
 IMAGES = ("input_image", "image_url")
 DETAILS = ("auto", "low", "high")
-REFUSED = {"input_file": "files are not supported; send their text, or images of their pages",
-           "input_audio": "audio is not supported; send text or images"}
+REFUSED = {
+    "input_file": "files are not supported; send their text, or images of their pages",
+    "input_audio": "audio is not supported; send text or images",
+}
 CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
 # Traces of tools that OpenAI has run, in a history from there: what came of them, the model has said.
-FOREIGN = ("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_list_tools", "mcp_call",
-           "mcp_approval_request", "mcp_approval_response", "tool_search_call", "tool_search_output", "compaction")
+FOREIGN = (
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "image_generation_call",
+    "mcp_list_tools",
+    "mcp_call",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "tool_search_call",
+    "tool_search_output",
+    "compaction",
+)
 REFERENCE = "refers to an item by its id, but nothing is stored here: send the item itself, and set store: false"
-SHOWN = "The tool's result holds this:"             # before an image, which a tool message cannot hold
+SHOWN = "The tool's result holds this:"  # before an image, which a tool message cannot hold
 
 
 def messages_of(payload, box, unseal):
@@ -48,7 +68,9 @@ class Reader:
 
     def __init__(self, box, unseal, instructions):
         self.unseal, self.messages, self.turn, self.images = unseal, [], None, []
-        self.lead = [instructions] if instructions else []      # what makes the one system message in front
+        self.lead = (
+            [instructions] if instructions else []
+        )  # what makes the one system message in front
         self.engine_names = {tool: name for name, tool in box.names.items()}
 
     def read(self, item, where):
@@ -66,14 +88,20 @@ class Reader:
         elif kind == "reasoning":
             self.think(item, where)
         else:
-            raise bad(f"{where}.type", f"{kind[:60]!r} cannot be read here; there are message, reasoning, "
-                                       f"{', '.join((*CALLS, *OUTPUTS))}")
+            raise bad(
+                f"{where}.type",
+                f"{kind[:60]!r} cannot be read here; there are message, reasoning, "
+                f"{', '.join((*CALLS, *OUTPUTS))}",
+            )
 
     def end(self):
         self.show_images()
         lead = [{"role": "system", "content": "\n\n".join(self.lead)}] if self.lead else []
         if not lead and not self.messages:
-            raise InvalidRequest("input holds nothing that a model could read: send a message, a call or its output", "input")
+            raise InvalidRequest(
+                "input holds nothing that a model could read: send a message, a call or its output",
+                "input",
+            )
         return lead + self.messages
 
     # -- items
@@ -84,12 +112,19 @@ class Reader:
             raise bad(f"{where}.role", f"must be one of {', '.join(ROLES)}")
         parts = parts_of(content, f"{where}.content")
         if role == "user":
-            self.say({"role": "user", "content": parts[0]["text"] if text_alone(parts) and len(parts) == 1 else parts})
+            self.say(
+                {
+                    "role": "user",
+                    "content": parts[0]["text"] if text_alone(parts) and len(parts) == 1 else parts,
+                }
+            )
         elif not text_alone(parts):
-            raise bad(f"{where}.content", f"holds an image, which a message of the role {role} cannot")
+            raise bad(
+                f"{where}.content", f"holds an image, which a message of the role {role} cannot"
+            )
         elif role == "assistant":
             self.speak(text_in(parts, ""))
-        elif self.messages or self.turn:            # later ones stay where they stand
+        elif self.messages or self.turn:  # later ones stay where they stand
             self.say({"role": "system", "content": text_in(parts, "\n")})
         else:
             self.lead.append(text_in(parts, "\n"))
@@ -107,7 +142,7 @@ class Reader:
 
     def speak(self, text):
         if self.turn and self.turn["content"] and "tool_calls" not in self.turn:
-            self.turn = None                        # two answers in a row are two messages
+            self.turn = None  # two answers in a row are two messages
         turn = self.own()
         turn["content"] += text
 
@@ -127,16 +162,25 @@ class Reader:
             raise bad(f"{where}.{field}", "must be a text")
         if not isinstance(namespace, (str, type(None))):
             raise bad(f"{where}.namespace", "must be a text")
-        arguments = dumps({"input": given or ""}).decode() if field == "input" else mended_of(given, where)
+        arguments = (
+            dumps({"input": given or ""}).decode() if field == "input" else mended_of(given, where)
+        )
         tool = Tool("custom" if field == "input" else "function", name, namespace)
         name = self.engine_names.get(tool) or (f"{namespace}__{name}" if namespace else name)
         self.own().setdefault("tool_calls", []).append(
-            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        )
 
     def output(self, item, where):
         parts = parts_of(item.get("output"), f"{where}.output")
         images = [part for part in parts if part["type"] == "image_url"]
-        self.say({"role": "tool", "tool_call_id": text_of(item, "call_id", where), "content": text_in(parts, "\n")})
+        self.say(
+            {
+                "role": "tool",
+                "tool_call_id": text_of(item, "call_id", where),
+                "content": text_in(parts, "\n"),
+            }
+        )
         self.images += [{"type": "text", "text": SHOWN}, *images] if images else []
 
     def show_images(self):
@@ -159,6 +203,7 @@ def kind_of(item, where):
 
 # ---- parts
 
+
 def parts_of(content, where):
     """A content, a text or a list, as a chat's parts."""
     if isinstance(content, str):
@@ -177,7 +222,9 @@ def part_of(part, where):
     if kind in IMAGES:
         return image_of(part, where)
     if kind not in TEXTS:
-        raise bad(f"{where}.type", f"{kind[:60]!r} is unknown: use input_text, output_text or input_image")
+        raise bad(
+            f"{where}.type", f"{kind[:60]!r} is unknown: use input_text, output_text or input_image"
+        )
     text = part.get(TEXTS[kind])
     if not isinstance(text, str):
         raise bad(f"{where}.{TEXTS[kind]}", "must be a text")
@@ -189,10 +236,18 @@ def image_of(part, where):
     source = given if isinstance(given, dict) else {"url": given, "detail": part.get("detail")}
     url, detail = source.get("url"), source.get("detail")
     if url is None and part.get("file_id") is not None:
-        raise bad(f"{where}.file_id", "is not supported: no files are stored here; send the image in image_url")
+        raise bad(
+            f"{where}.file_id",
+            "is not supported: no files are stored here; send the image in image_url",
+        )
     if not isinstance(url, str) or not url.lower().startswith(("data:", "http://", "https://")):
-        raise bad(f"{where}.image_url", "must be a data URL (data:image/png;base64,...) or an address")
-    return {"type": "image_url", "image_url": {"url": url, **({"detail": detail} if detail in DETAILS else {})}}
+        raise bad(
+            f"{where}.image_url", "must be a data URL (data:image/png;base64,...) or an address"
+        )
+    return {
+        "type": "image_url",
+        "image_url": {"url": url, **({"detail": detail} if detail in DETAILS else {})},
+    }
 
 
 def text_alone(parts):

@@ -4,6 +4,7 @@ What an engine says is written on as it came: the inside of a JSON string stays 
 
 Source: OpenAI's published schema (github.com/openai/openai-openapi), OutputItem and ResponseStreamEvent.
 """
+
 import re
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ class Strand(NamedTuple):
     form    the part as JSON, %b being the text
     place   which part of the item it is
     """
+
     event: bytes
     field: bytes
     part: bytes = b""
@@ -25,20 +27,35 @@ class Strand(NamedTuple):
     place: bytes = b""
 
 
-UNLIKELY = -9999.0                                  # OpenAI's logprob for what is hardly possible: JSON has no infinity
+UNLIKELY = -9999.0  # OpenAI's logprob for what is hardly possible: JSON has no infinity
 FIRST = b',"content_index":0'
-TEXT = Strand(b"output_text", b"text", b"content_part",
-              b'{"type":"output_text","text":"%b","annotations":[],"logprobs":%b}', FIRST)
-REFUSAL = Strand(b"refusal", b"refusal", b"content_part", b'{"type":"refusal","refusal":"%b"}', FIRST)
-THOUGHT = Strand(b"reasoning_text", b"text", b"content_part", b'{"type":"reasoning_text","text":"%b"}', FIRST)
-SUMMARY = Strand(b"reasoning_summary_text", b"text", b"reasoning_summary_part", b'{"type":"summary_text","text":"%b"}',
-                 b',"summary_index":0')
+TEXT = Strand(
+    b"output_text",
+    b"text",
+    b"content_part",
+    b'{"type":"output_text","text":"%b","annotations":[],"logprobs":%b}',
+    FIRST,
+)
+REFUSAL = Strand(
+    b"refusal", b"refusal", b"content_part", b'{"type":"refusal","refusal":"%b"}', FIRST
+)
+THOUGHT = Strand(
+    b"reasoning_text", b"text", b"content_part", b'{"type":"reasoning_text","text":"%b"}', FIRST
+)
+SUMMARY = Strand(
+    b"reasoning_summary_text",
+    b"text",
+    b"reasoning_summary_part",
+    b'{"type":"summary_text","text":"%b"}',
+    b',"summary_index":0',
+)
 ARGUMENTS = Strand(b"function_call_arguments", b"arguments")
 INPUT = Strand(b"custom_tool_call_input", b"input")
 
 
 class Tool(NamedTuple):
     """A tool as the client named it: kind "function" or "custom"."""
+
     kind: str
     name: str
     namespace: str | None = None
@@ -62,7 +79,11 @@ class Pen:
     def event(self, name, fields):
         """An event with its sequence number. fields: the inside of a JSON object."""
         return b'event: response.%b\ndata: {"type":"response.%b",%b,"sequence_number":%d}\n\n' % (
-            name, name, fields, self.count())
+            name,
+            name,
+            fields,
+            self.count(),
+        )
 
 
 class Item:
@@ -74,7 +95,7 @@ class Item:
     before, after   what stands around a text in a delta of its first strand; others: the same of the others
     """
 
-    prefix, strands, beside = b"", (), b""              # beside: what stands beside a delta
+    prefix, strands, beside = b"", (), b""  # beside: what stands beside a delta
 
     def __init__(self, pen, index):
         self.pen, self.index, self.said, self.final = pen, index, [], None
@@ -84,8 +105,11 @@ class Item:
 
     def around(self, strand):
         name = b"response.%b.delta" % strand.event
-        return (b'event: %b\ndata: {"type":"%b",%b%b,"delta":"' % (name, name, self.place, strand.place),
-                b'",%b"sequence_number":' % self.beside)
+        return (
+            b'event: %b\ndata: {"type":"%b",%b%b,"delta":"'
+            % (name, name, self.place, strand.place),
+            b'",%b"sequence_number":' % self.beside,
+        )
 
     # -- events
 
@@ -93,13 +117,20 @@ class Item:
         """Those of its beginning."""
         return self.as_a_whole(b"output_item.added", self.json(b"", b"in_progress")) + b"".join(
             self.event(strand, strand.part + b".added", b'"part":%b' % self.part(strand, b""))
-            for strand in self.strands if strand.part)
+            for strand in self.strands
+            if strand.part
+        )
 
     def say(self, text):
         """Those of one more piece of text, the inside of a JSON string."""
         self.said.append(text)
         pen = self.pen
-        out = b"%b%b%b%d}\n\n" % (self.before, text, self.after, pen.number)      # the hot path: no JSON, no call
+        out = b"%b%b%b%d}\n\n" % (
+            self.before,
+            text,
+            self.after,
+            pen.number,
+        )  # the hot path: no JSON, no call
         pen.number += 1
         for before, after in self.others:
             out += b"%b%b%b%d}\n\n" % (before, text, after, pen.number)
@@ -112,13 +143,20 @@ class Item:
         out = self.say(last) if last else b""
         text = b"".join(self.said)
         self.final = self.json(text, status)
-        return out + b"".join(self.ends(strand, text) for strand in self.strands) + self.as_a_whole(
-            b"output_item.done", self.final)
+        return (
+            out
+            + b"".join(self.ends(strand, text) for strand in self.strands)
+            + self.as_a_whole(b"output_item.done", self.final)
+        )
 
     def ends(self, strand, text):
-        out = self.event(strand, strand.event + b".done", b'%b"%b":"%b"' % (self.told(), strand.field, text))
+        out = self.event(
+            strand, strand.event + b".done", b'%b"%b":"%b"' % (self.told(), strand.field, text)
+        )
         if strand.part:
-            out += self.event(strand, strand.part + b".done", b'"part":%b' % self.part(strand, text))
+            out += self.event(
+                strand, strand.part + b".done", b'"part":%b' % self.part(strand, text)
+            )
         return out
 
     def event(self, strand, name, fields):
@@ -166,7 +204,11 @@ class Message(Item):
 
     def json(self, text, status):
         parts = b"" if status == b"in_progress" else self.part(self.strands[0], text)
-        return b'{"id":"%b","type":"message","status":"%b","role":"assistant","content":[%b]}' % (self.id, status, parts)
+        return b'{"id":"%b","type":"message","status":"%b","role":"assistant","content":[%b]}' % (
+            self.id,
+            status,
+            parts,
+        )
 
 
 class LoggedMessage(Message):
@@ -182,7 +224,12 @@ class LoggedMessage(Message):
             return super().say(text)
         self.said.append(text)
         self.logprobs += tokens
-        return b'%b%b","logprobs":%b,"sequence_number":%d}\n\n' % (self.before, text, dumps(tokens), self.pen.count())
+        return b'%b%b","logprobs":%b,"sequence_number":%d}\n\n' % (
+            self.before,
+            text,
+            dumps(tokens),
+            self.pen.count(),
+        )
 
 
 class Refused(Message):
@@ -202,10 +249,18 @@ class Thinking(Item):
 
     def json(self, text, status):
         begun, seal = status != b"in_progress", self.pen.options.seal
-        content, summary = (self.part(strand, text) if begun and strand in self.strands else b"" for strand in (THOUGHT, SUMMARY))
+        content, summary = (
+            self.part(strand, text) if begun and strand in self.strands else b""
+            for strand in (THOUGHT, SUMMARY)
+        )
         sealed = b',"encrypted_content":%b' % dumps(seal(unquoted(text))) if begun and seal else b""
         return b'{"id":"%b","type":"reasoning","status":"%b","summary":[%b],"content":[%b]%b}' % (
-            self.id, status, summary, content, sealed)
+            self.id,
+            status,
+            summary,
+            content,
+            sealed,
+        )
 
 
 class Call(Item):
@@ -235,7 +290,13 @@ class Call(Item):
 
     def json(self, text, status):
         return b'{"id":"%b","type":"%b","status":"%b",%b"%b":"%b"}' % (
-            self.id, self.type, status, self.who, self.field, text)
+            self.id,
+            self.type,
+            status,
+            self.who,
+            self.field,
+            text,
+        )
 
 
 class CustomCall(Call):
@@ -263,7 +324,10 @@ class CustomCall(Call):
 # ---- a custom tool's input
 
 HEX = "[0-9a-fA-F]"
-HIGH, LOW = rf"\\u[dD][89abAB]{HEX}{{2}}", rf"\\u[dD][c-fC-F]{HEX}{{2}}"    # the two halves of a character
+HIGH, LOW = (
+    rf"\\u[dD][89abAB]{HEX}{{2}}",
+    rf"\\u[dD][c-fC-F]{HEX}{{2}}",
+)  # the two halves of a character
 
 
 class Inside:
@@ -271,10 +335,17 @@ class Inside:
     surrogates cut in two. `found`: it is such an object; else all that came is to be looked at in the end."""
 
     OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-    BEGUN = re.compile(r'\s*(?:\{\s*(?:"(?:i(?:n(?:p(?:ut?)?)?)?)?)?)?\Z|\s*\{\s*"input"\s*(?::\s*)?\Z')
-    CONTENT = re.compile(rf'(?:[^"\\]|{HIGH}{LOW}|{HIGH}(?!(?:\\(?:u{HEX}{{0,3}})?)?\Z)|(?!{HIGH})\\u{HEX}{{4}}'
-                         rf'|\\u(?!{HEX}{{4}})(?!{HEX}{{0,3}}\Z)|\\[^u])*+', re.S)
-    ODD = re.compile(rf'{HIGH}{LOW}|(\\u[dD][89a-fA-F]{HEX}{{2}})|\\(?:u{HEX}{{4}}|["\\/bfnrt])|(\\)|([\x00-\x1f])')
+    BEGUN = re.compile(
+        r'\s*(?:\{\s*(?:"(?:i(?:n(?:p(?:ut?)?)?)?)?)?)?\Z|\s*\{\s*"input"\s*(?::\s*)?\Z'
+    )
+    CONTENT = re.compile(
+        rf'(?:[^"\\]|{HIGH}{LOW}|{HIGH}(?!(?:\\(?:u{HEX}{{0,3}})?)?\Z)|(?!{HIGH})\\u{HEX}{{4}}'
+        rf'|\\u(?!{HEX}{{4}})(?!{HEX}{{0,3}}\Z)|\\[^u])*+',
+        re.S,
+    )
+    ODD = re.compile(
+        rf'{HIGH}{LOW}|(\\u[dD][89a-fA-F]{HEX}{{2}})|\\(?:u{HEX}{{4}}|["\\/bfnrt])|(\\)|([\x00-\x1f])'
+    )
 
     def __init__(self):
         self.held, self.found, self.over = "", False, False
@@ -289,9 +360,9 @@ class Inside:
             if not opening:
                 self.over = not self.BEGUN.match(self.held)
                 return b""
-            self.found, self.held = True, self.held[opening.end():]
+            self.found, self.held = True, self.held[opening.end() :]
         content = self.CONTENT.match(self.held)[0]
-        self.held = self.held[len(content):]
+        self.held = self.held[len(content) :]
         self.over = self.held[:1] == '"'
         return self.ODD.sub(mended_escape, content).encode("utf-8", "replace")
 
@@ -299,7 +370,9 @@ class Inside:
 def mended_escape(found):
     """An escape in a JSON string; what is no good one, and what may not stand in a string, becomes one."""
     lone, slash, control = found.groups()
-    return r"\ufffd" if lone else r"\\" if slash else f"\\u{ord(control):04x}" if control else found[0]
+    return (
+        r"\ufffd" if lone else r"\\" if slash else f"\\u{ord(control):04x}" if control else found[0]
+    )
 
 
 def input_of(raw):
@@ -309,11 +382,18 @@ def input_of(raw):
     except (ValueError, RecursionError):
         return raw
     if isinstance(value, dict):
-        value = value["input"] if "input" in value else next(iter(value.values())) if len(value) == 1 else None
+        value = (
+            value["input"]
+            if "input" in value
+            else next(iter(value.values()))
+            if len(value) == 1
+            else None
+        )
     return value if isinstance(value, str) else raw
 
 
 # ---- small things
+
 
 def spoken(text, logprobs):
     """The logprobs of a text, among those of its chunk, where thoughts and the turn's end stand too."""
@@ -329,15 +409,22 @@ def spoken(text, logprobs):
 def logprob_of(given):
     """A token's logprob with the fields that the schema wants."""
     top = given.get("top_logprobs")
-    return {**bare_logprob(given), "top_logprobs": [bare_logprob(one) for one in top if isinstance(one, dict)]
-            if isinstance(top, list) else []}
+    return {
+        **bare_logprob(given),
+        "top_logprobs": [bare_logprob(one) for one in top if isinstance(one, dict)]
+        if isinstance(top, list)
+        else [],
+    }
 
 
 def bare_logprob(given):
     token = str(given.get("token"))
     logprob, raw = given.get("logprob"), given.get("bytes")
-    return {"token": token, "logprob": max(logprob, UNLIKELY) if isinstance(logprob, (int, float)) else 0,
-            "bytes": raw if raw and isinstance(raw, list) else list(token.encode("utf-8", "replace"))}
+    return {
+        "token": token,
+        "logprob": max(logprob, UNLIKELY) if isinstance(logprob, (int, float)) else 0,
+        "bytes": raw if raw and isinstance(raw, list) else list(token.encode("utf-8", "replace")),
+    }
 
 
 def is_json(text):

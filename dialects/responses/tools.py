@@ -1,4 +1,5 @@
 """The tools of a Responses request, and the functions that the engine knows them as."""
+
 import re
 
 from dialects.responses.items import Tool
@@ -8,9 +9,13 @@ CALLABLE = ("function", "custom")
 MODES = ("none", "auto", "required")
 HOSTED = "runs on OpenAI's side and cannot be called here; the model can be made to call function and custom tools only"
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
-NOTHING = {"type": "object", "properties": {}}      # the parameters of a function that has none
-RAW = {"type": "object", "properties": {"input": {"type": "string", "description": "The tool's input, as raw text"}},
-       "required": ["input"], "additionalProperties": False}     # those of a custom tool, which takes any text
+NOTHING = {"type": "object", "properties": {}}  # the parameters of a function that has none
+RAW = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "description": "The tool's input, as raw text"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}  # those of a custom tool, which takes any text
 
 
 class Toolbox:
@@ -51,7 +56,9 @@ class Toolbox:
                 inner.append(self.offer(flat(tool), kind, f"{where}.tools[{at}]", name))
         if inner:
             description = text_of(space, "description", where) or ""
-            self.echo.append({"type": "namespace", "name": name, "description": description, "tools": inner})
+            self.echo.append(
+                {"type": "namespace", "name": name, "description": description, "tools": inner}
+            )
 
     def offer(self, tool, kind, where, namespace=None):
         """Offer a tool to the engine as a function. Returns it as a Response repeats it."""
@@ -83,7 +90,9 @@ class Toolbox:
             return choice, self.mode(choice, self.names), None
         kind = choice.get("type") if isinstance(choice, dict) else None
         if not isinstance(kind, str):
-            raise bad_choice('must be a word, or an object such as {"type": "function", "name": "get_weather"}')
+            raise bad_choice(
+                'must be a word, or an object such as {"type": "function", "name": "get_weather"}'
+            )
         if kind == "allowed_tools":
             return self.read_allowed(choice)
         if kind not in CALLABLE:
@@ -102,11 +111,17 @@ class Toolbox:
             kind_of(tool, "tool_choice.tools")
             allowed += self.find(flat(tool))
         repeated = [self.repeated(name) for name in allowed]
-        return {"type": "allowed_tools", "mode": mode, "tools": repeated}, self.mode(mode, allowed), allowed
+        return (
+            {"type": "allowed_tools", "mode": mode, "tools": repeated},
+            self.mode(mode, allowed),
+            allowed,
+        )
 
     def mode(self, mode, names):
         if mode == "required" and not names:
-            raise bad_choice("requires a call, but there is no function or custom tool to be called")
+            raise bad_choice(
+                "requires a call, but there is no function or custom tool to be called"
+            )
         return mode if self.names else None
 
     def find(self, wanted):
@@ -114,20 +129,31 @@ class Toolbox:
         name, namespace = wanted.get("name"), wanted.get("namespace")
         if wanted["type"] == "namespace":
             return [key for key, tool in self.names.items() if tool.namespace == name]
-        return [key for key, tool in self.names.items()
-                if (tool.kind, tool.name) == (wanted["type"], name) and namespace in (None, tool.namespace)][:1]
+        return [
+            key
+            for key, tool in self.names.items()
+            if (tool.kind, tool.name) == (wanted["type"], name)
+            and namespace in (None, tool.namespace)
+        ][:1]
 
     def repeated(self, engine_name):
         tool = self.names[engine_name]
-        return {"type": tool.kind, "name": tool.name, **({"namespace": tool.namespace} if tool.namespace else {})}
+        return {
+            "type": tool.kind,
+            "name": tool.name,
+            **({"namespace": tool.namespace} if tool.namespace else {}),
+        }
 
     def for_engine(self, allowed):
         """The engine's tools and tool_choice. vLLM refuses a choice where there is no tool."""
-        offered = [tool for tool in self.offered if allowed is None or tool["function"]["name"] in allowed]
+        offered = [
+            tool for tool in self.offered if allowed is None or tool["function"]["name"] in allowed
+        ]
         return {"tools": offered, "tool_choice": self.forced} if offered else {}
 
 
 # ---- the two kinds
+
 
 def function(tool, where, description):
     parameters, strict = tool.get("parameters"), tool.get("strict")
@@ -135,19 +161,34 @@ def function(tool, where, description):
         raise InvalidRequest(f"{where}.parameters must be a JSON schema", "tools")
     if strict is not None and not isinstance(strict, bool):
         raise InvalidRequest(f"{where}.strict must be true or false", "tools")
-    return {**({"description": description} if description else {}), "parameters": parameters or NOTHING,
-            **({"strict": True} if strict else {})}
+    return {
+        **({"description": description} if description else {}),
+        "parameters": parameters or NOTHING,
+        **({"strict": True} if strict else {}),
+    }
 
 
 def repeat_function(repeated, tool, description):
-    return {**repeated, "description": description, "parameters": tool.get("parameters"), "strict": bool(tool.get("strict"))}
+    return {
+        **repeated,
+        "description": description,
+        "parameters": tool.get("parameters"),
+        "strict": bool(tool.get("strict")),
+    }
 
 
 def custom(tool, where, description):
     """It takes any text, and cannot be held to a grammar; but the model can be told it."""
     grammar = format_of(tool, where)
-    rule = f"The input must follow this {grammar['syntax']} grammar:\n{grammar['definition']}" if grammar else ""
-    return {"description": "\n\n".join(part for part in (description, rule) if part), "parameters": RAW}
+    rule = (
+        f"The input must follow this {grammar['syntax']} grammar:\n{grammar['definition']}"
+        if grammar
+        else ""
+    )
+    return {
+        "description": "\n\n".join(part for part in (description, rule) if part),
+        "parameters": RAW,
+    }
 
 
 def repeat_custom(repeated, tool, description):
@@ -160,31 +201,45 @@ def format_of(tool, where):
     given = tool.get("format")
     if given is None or isinstance(given, dict) and given.get("type") == "text":
         return None
-    if not isinstance(given, dict) or given.get("type") != "grammar" or given.get("syntax") not in ("lark", "regex") \
-            or not isinstance(given.get("definition"), str):
-        raise InvalidRequest(f"{where}.format must be a text, or a grammar with syntax (lark or regex) and definition", "tools")
+    if (
+        not isinstance(given, dict)
+        or given.get("type") != "grammar"
+        or given.get("syntax") not in ("lark", "regex")
+        or not isinstance(given.get("definition"), str)
+    ):
+        raise InvalidRequest(
+            f"{where}.format must be a text, or a grammar with syntax (lark or regex) and definition",
+            "tools",
+        )
     return {"type": "grammar", "syntax": given["syntax"], "definition": given["definition"]}
 
 
 # ---- small things
 
+
 def kind_of(tool, where):
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str):
-        raise InvalidRequest(f"{where} must be an object with a type, such as function", where.partition("[")[0])
+        raise InvalidRequest(
+            f"{where} must be an object with a type, such as function", where.partition("[")[0]
+        )
     return kind
 
 
 def flat(tool):
     """A tool in the flat form; clients of chat completions send it nested."""
     inner = tool.get(tool["type"])
-    return {**inner, "type": tool["type"]} if isinstance(inner, dict) and "name" not in tool else tool
+    return (
+        {**inner, "type": tool["type"]} if isinstance(inner, dict) and "name" not in tool else tool
+    )
 
 
 def named(tool, where):
     name = tool.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InvalidRequest(f"{where} needs a name of letters, digits, _ and -, at most 128", "tools")
+        raise InvalidRequest(
+            f"{where} needs a name of letters, digits, _ and -, at most 128", "tools"
+        )
     return name
 
 

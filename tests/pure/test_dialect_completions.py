@@ -104,7 +104,7 @@ def test_how_many_choices_a_stream_has(prompt, n, count):
 
 
 def test_an_embedding_model_completes_nothing():
-    check_refusal(refused(**PROMPT, model_is={"kind": "embedding"}), "model", "model is an embedding model")
+    check_refusal(refused(**PROMPT, model_is={"purpose": "embedding"}), "model", "model is an embedding model")
 
 
 @HYPO

@@ -16,7 +16,7 @@ from test_dialect_chat import HYPO, JSON, check_refusal, sent
 from engines.fleet import Model
 
 CHAT = Model("glm", "engine/glm")
-SMALL = Model("small", "engine/small", kind="embedding")
+SMALL = Model("small", "engine/small", purpose="embedding")
 HELLO = {"input": "Hello", "model": "small"}
 
 

@@ -14,7 +14,9 @@ from dialects.messages import count as messages_count
 from dialects.messages.conversation import inlined
 from dialects.messages.events import MessageStream, figures, refusal
 from support.engine import DONE, chat_chunks, chunk, completion, died, llama_chunks, llama_completion, sse
-from errors import ModelNotFound, Refusal, UpstreamError, from_engine
+from engines.failures import from_engine
+from engines.kinds import LLAMA_CPP, VLLM
+from errors import ModelNotFound, Refusal, UpstreamError
 from engines.fleet import Model
 
 HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=200)
@@ -155,10 +157,10 @@ def test_a_tool_that_was_searched_for_stands_behind_the_others():
     assert sent["messages"][-1] == {"role": "tool", "tool_call_id": "t", "content": "The tool g can be called now."}
 
 
-@pytest.mark.parametrize("field", ["thinking_token_budget", "thinking_budget_tokens"])
-def test_an_engine_that_counts_thinking_gets_the_budget(field):
-    sent = payload(ask(thinking={"type": "enabled", "budget_tokens": 2000}), budget_field=field)
-    assert sent[field] == 2000 and field not in payload(ask(thinking={"type": "adaptive"}), budget_field=field)
+@pytest.mark.parametrize("kind, field", [(VLLM, "thinking_token_budget"), (LLAMA_CPP, "thinking_budget_tokens")])
+def test_an_engine_that_counts_thinking_gets_the_budget(kind, field):
+    sent = payload(ask(thinking={"type": "enabled", "budget_tokens": 2000}), engine_kind=kind)
+    assert sent[field] == 2000 and field not in payload(ask(thinking={"type": "adaptive"}), engine_kind=kind)
 
 
 @pytest.mark.parametrize("effort, made", [
@@ -727,7 +729,7 @@ def test_most_events_are_never_parsed(monkeypatch):
     import stream as module
     one, _ = fed(chat_chunks("a b c", done=False)[:3])
     monkeypatch.setattr(module, "loads", None)
-    assert transcript(one.feed(one.shape.before + b"more" + one.shape.after)) == [(0, "+text", "more")]
+    assert transcript(one.feed(one.template.before + b"more" + one.template.after)) == [(0, "+text", "more")]
 
 
 def test_usage_without_the_engines_figures():

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from dialects.responses.items import Inside, input_of
 from dialects.responses import OWN, Responses
 from support.engine import (DONE, chat_chunks, chunk, completion, died, llama_chunks, llama_completion, sse, tokens)
-from errors import Overloaded, QueueFull, Refusal, UpstreamError, UpstreamTimeout, from_engine
+from engines.failures import from_engine
+from errors import Overloaded, QueueFull, Refusal, UpstreamError, UpstreamTimeout
 from support.openai_schema import event_problems, problems
 from engines.fleet import Model
 
@@ -960,7 +961,7 @@ def test_most_events_are_never_parsed(monkeypatch):
     import stream as module
     one, _ = fed(chat_chunks("a b c", done=False)[:3])
     monkeypatch.setattr(module, "loads", None)
-    assert b'"delta":"more"' in one.feed(one.shape.before + b"more" + one.shape.after)
+    assert b'"delta":"more"' in one.feed(one.template.before + b"more" + one.template.after)
 
 
 def test_nothing_of_a_stream_waits_for_the_garbage_collector():

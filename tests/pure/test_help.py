@@ -157,7 +157,7 @@ def test_several_models():
 
 def test_an_embedding_model():
     """It has no chapter on reasoning, stands in no harness, and answers no example."""
-    models = [model(), model(id="minilm", kind="embedding", default=False, context=512, effort="qwen")]
+    models = [model(), model(id="minilm", purpose="embedding", default=False, context=512, effort="qwen")]
     text = page(models=models)
     assert "- Model ids: `glm-5.3-flash` (the default), `minilm` (embeddings)\n" in text
     assert not re.findall("^### (.*)", text, re.M) and "minilm" not in text.split("## Auth")[1]

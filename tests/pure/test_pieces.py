@@ -78,4 +78,4 @@ def test_most_events_are_never_parsed(monkeypatch):
     one = PlainStream()
     one.feed(b"".join(chat_chunks("a b c", done=False)[:3]))
     monkeypatch.setattr(module, "loads", None)
-    assert said(one.feed(one.shape.before + b"more" + one.shape.after)) == [("text", "more")]
+    assert said(one.feed(one.template.before + b"more" + one.template.after)) == [("text", "more")]

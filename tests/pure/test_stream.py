@@ -12,7 +12,7 @@ import stream as stream_module
 from support.engine import compact
 from errors import Refusal, UpstreamError, UpstreamTimeout
 from reasoning import FIELDS
-from stream import ChatStream, Events, Lead, data_of, dumps, leaked, loads
+from stream import ChatStream, Events, LeakedThinking, data_of, dumps, leaked, loads
 
 WIRE = Path(__file__).parent.parent / "support" / "wire"
 BOTH, REASONING, CONTENT = FIELDS["both"], FIELDS["reasoning"], FIELDS["reasoning_content"]
@@ -1018,7 +1018,7 @@ def test_leaked_loses_nothing_but_tags_and_blanks(content):
 @hypothesis.given(TEXTS, CUTS)
 def test_a_lead_gives_the_same_for_any_cut(content, cuts):
     def run(pieces):
-        lead, out = Lead(), []
+        lead, out = LeakedThinking(), []
         for piece in pieces:
             out.append(lead.feed(piece))
         out.append(lead.flush())
