@@ -16,7 +16,6 @@ from gevent.event import Event
 
 from engines import images
 import pump
-from front.body import Bodies, Body
 from errors import ClientGone, InternalError, Refusal, ShuttingDown, UpstreamError, UpstreamTimeout
 from engines.failures import from_engine
 from engines.http1 import Silent
@@ -37,7 +36,7 @@ LEFT = 499  # the status in the ledger of a request whose client went away
 class Gateway:
     """What all calls of a gateway share. `notes` are called with each Row of the ledger: log, metrics."""
 
-    def __init__(self, settings, fleet, gate, ledger, notes=()):
+    def __init__(self, settings, fleet, gate, ledger, bodies, notes=()):
         self.settings, self.fleet, self.gate, self.ledger, self.notes = (
             settings,
             fleet,
@@ -45,7 +44,7 @@ class Gateway:
             ledger,
             notes,
         )
-        self.bodies, self.live = Bodies(settings.max_bodies), set()
+        self.bodies, self.live = bodies, set()
 
     def drain(self, seconds):
         """Let nobody in any more, give the live requests so long, then end each with an error."""
@@ -73,11 +72,11 @@ class Call:
     is thrown into its greenlet by `interrupt`, as gevent.Timeout does, in every phase alike.
     """
 
-    def __init__(self, gateway, environ):
+    def __init__(self, gateway, environ, body):
         self.gateway, self.sock = gateway, environ["gunicorn.socket"]
         self.id = request_id(environ.get("HTTP_X_REQUEST_ID", ""))
-        self.chunked = environ["SERVER_PROTOCOL"] != "HTTP/1.0"  # as the answer is framed
-        self.body = Body(environ, gateway.bodies, gateway.settings.max_body)
+        self.frame = environ["sparks.frame"]  # bytes of the answer -> bytes for the socket
+        self.body = body
         self.greenlet, self.open = getcurrent(), True
         self.key = self.ask = self.ticket = self.answer = self.watcher = self.usage = (
             self.counting
@@ -289,7 +288,7 @@ def relay(call, ask):
             yield stream.alive()
         begun, call.first = True, monotonic()
         yield b""  # the head; all that follows goes through the pump
-        pump.move(answer, stream, call.sock, call.chunked, settings, since, events)
+        pump.move(answer, stream, call.sock, call.frame, settings, since, events)
         last, fault = stream.end(), None
     except Exception as error:
         fault = ours(error)

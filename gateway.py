@@ -15,6 +15,7 @@ from front import master
 import settings as settings_module
 from admission import Gate
 from front.app import DIALECTS, create_app
+from front.body import Bodies
 from store.database import open_database
 from errors import SettingsError
 from metrics import Metrics
@@ -35,7 +36,12 @@ def start(worker, settings, is_local):
         local.adopt(settings)
     fleet, book, metrics = Fleet(settings), ledger.Ledger(settings), Metrics()
     gateway = calls.Gateway(
-        settings, fleet, open_gate(settings), book, (log_module.note, metrics.note)
+        settings,
+        fleet,
+        open_gate(settings),
+        book,
+        Bodies(settings.max_bodies),
+        (log_module.note, metrics.note),
     )
     metrics.watch(gateway)
     for engine, command in zip(fleet.engines, local.COMMANDS if is_local else ()):

@@ -53,14 +53,14 @@ class Pump:
     answer   http1.Answer whose head is in
     stream   of stream.py
     sock     the client's socket
-    chunked  whether the client's bytes are framed in chunks (HTTP/1.1)
+    frame    a function: bytes of the answer -> bytes as they go over the socket
     limits   settings with keepalive, stall_timeout, answer_timeout, in seconds
     since    the moment from which the engine's silence counts (monotonic)
     backlog  events that wait for the client already
     """
 
-    def __init__(self, answer, stream, sock, chunked, limits, since, backlog=b""):
-        self.answer, self.stream, self.chunked, self.limits = answer, stream, chunked, limits
+    def __init__(self, answer, stream, sock, frame, limits, since, backlog=b""):
+        self.answer, self.stream, self.frame, self.limits = answer, stream, frame, limits
         self.sock, self.source, self.target = sock, answer.sock.fileno(), sock.fileno()
         self.done = AsyncResult()
         self.decode, self.framing, self.feed = answer.decode, answer.framing, stream.feed
@@ -145,7 +145,7 @@ class Pump:
             self.stop()
 
     def write(self, events):
-        data = b"%x\r\n%b\r\n" % (len(events), events) if self.chunked else events
+        data = self.frame(events)
         if self.left:
             self.left = b"".join((self.left, data))
         else:

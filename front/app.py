@@ -16,6 +16,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.wsgi import ClosingIterator
 
 import call as calls
+from front.body import Body
 from store import ledger
 from dialects import chat, completions, embeddings, messages
 from dialects.engine import openai_refusal  # noqa: F401, part of a dialect
@@ -59,7 +60,9 @@ def front(gateway, keyring, small):
     """The one place that makes a Call and releases it, whatever becomes of the response."""
 
     def application(environ, start_response):
-        call = environ["sparks.call"] = calls.Call(gateway, environ)
+        call = environ["sparks.call"] = calls.Call(
+            gateway, environ, Body(environ, gateway.bodies, gateway.settings.max_body)
+        )
         path = "/" + environ["PATH_INFO"].strip(
             "/"
         )  # as Flask's router reads it: base URLs end with slashes

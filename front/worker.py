@@ -131,7 +131,9 @@ class Worker(GeventWorker):
         if not self.alive:
             req.force_close()
         try:
-            self.answer(environ_of(req, sock, addr, listener_name), response)
+            environ = environ_of(req, sock, addr, listener_name)
+            environ["sparks.frame"] = response.frame
+            self.answer(environ, response)
         except (gevent.GreenletExit, SystemExit, TimeoutError):
             raise StopIteration from None  # the answer is cut: nothing more may follow on this connection
         except Exception as error:

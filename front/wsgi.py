@@ -91,7 +91,11 @@ class Response:
         if not data:
             self.flush()
         else:
-            self.send(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+            self.send(self.frame(data))
+
+    def frame(self, data):
+        """A piece of the body as the client gets it. Known once the head is made."""
+        return b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data
 
     def flush(self):
         if self.head:

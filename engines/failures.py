@@ -1,0 +1,87 @@
+"""An engine's error, whatever shape it has, as the Refusal that the client gets."""
+
+import re
+
+from engines.kinds import CLIENTS_MISTAKE, PROMPT_FIELDS, TOO_LONG
+from errors import RETRY_AFTER, Refusal, UpstreamError
+
+MAX_MESSAGE = 2000  # characters of an engine's message; some repeat the whole prompt
+MARKUP = re.compile(r"<(?:!doctype|html|body|head)\b|Traceback \(most recent call last\)", re.I)
+CODES = {
+    400: "invalid_request",
+    404: "not_found",
+    413: "request_too_large",
+    422: "invalid_request",
+    429: "rate_limit_exceeded",
+    503: "model_unavailable",
+}
+
+
+def from_engine(status, answer, retry_after=None):
+    """The Refusal for an engine's error.
+
+    status       its HTTP status, or None for an error inside a stream, whose own code then counts
+    answer       the parsed JSON (any type), or None if it was no JSON: a plain sentence stands for it
+    retry_after  the header of that name, or None
+    """
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    fields = error if isinstance(error, dict) else {"message": error}
+    status = status or numeric(fields.get("code")) or 502
+    message = message_of(fields) or f"the engine answered with status {status}"
+    if status in (401, 403):  # its key is ours to set, not the client's
+        return UpstreamError(
+            "the engine refused the gateway's own key; tell the operator to check"
+            " SPARKS_UPSTREAM_KEY"
+        )
+    if CLIENTS_MISTAKE.search(message):  # some engines call it a 500
+        status = 400
+    elif not 400 <= status <= 599 or status == 499:  # 499 would say that the client had left
+        status = 502
+    param = fields.get("param") if isinstance(fields.get("param"), str) else None
+    code = code_of(status)
+    if status == 400 and TOO_LONG.search(f"{message} {fields.get('type')}"):
+        code = "context_length_exceeded"
+        if param in PROMPT_FIELDS:
+            param = "messages"
+    return Refusal(message, param, status=status, code=code, retry_after=wait(status, retry_after))
+
+
+def code_of(status):
+    """The short word for an engine's status: ours, since the ledger keeps it."""
+    if status in CODES:
+        return CODES[status]
+    return "invalid_request" if status < 500 else "upstream_error"
+
+
+def wait(status, retry_after):
+    """Seconds until it makes sense to come back, or None."""
+    if retry_after and re.fullmatch(r"[0-9]{1,5}", retry_after):
+        return retry_after
+    return RETRY_AFTER if status == 503 else None
+
+
+def numeric(code):
+    """An error's own code as a status, or None where it is a word."""
+    if isinstance(code, bool):
+        return None
+    if isinstance(code, int) or isinstance(code, str) and re.fullmatch(r"[0-9]{3}", code):
+        return int(code)
+    return None
+
+
+def message_of(fields):
+    """The sentence in an engine's error, or None where there is none that a person should see."""
+    message = fields.get("message") or fields.get("detail")
+    if isinstance(message, list):
+        message = "; ".join(sentence(item) for item in message if isinstance(item, dict))
+    if not isinstance(message, str) or not message.strip() or MARKUP.search(message):
+        return None
+    return message.strip()[:MAX_MESSAGE]
+
+
+def sentence(item):
+    """An entry of FastAPI's list of errors, {"loc": [...], "msg": "..."}, as text."""
+    place = item.get("loc")
+    if isinstance(place, list):
+        place = ".".join(map(str, place))
+    return f"{place}: {item.get('msg')}"

@@ -1,0 +1,128 @@
+"""All that differs between the engines: one class for each kind, found out by asking the engine.
+
+A new kind of engine is a class here and an entry in KINDS. Pure: whoever holds the connections hands
+in the functions that ask.
+
+Source: vLLM's and llama.cpp's servers as they answer on the wire.
+"""
+
+import re
+
+import orjson
+
+# Whatever the kind, in an error's message. Streams and answers are read without knowing who wrote
+# them, so the words of all kinds are looked for in each.
+TOO_LONG = re.compile(
+    r"context (?:length|size|window)|exceed_context_size|too large to process", re.IGNORECASE
+)
+CLIENTS_MISTAKE = re.compile(r"image input is not supported|too large to process", re.IGNORECASE)
+LENGTHS = (
+    re.compile(
+        r"maximum context length is (?P<most>\d+) tokens.*"
+        r" prompt contains (?:at least )?(?P<prompt>\d+) input",
+        re.DOTALL,
+    ),
+    re.compile(
+        r"request \((?P<prompt>\d+) tokens\)"
+        r" exceeds the available context size \((?P<most>\d+) tokens\)"
+    ),
+)
+PROMPT_FIELDS = (None, "input_tokens", "input_text")  # vLLM's `param` of a prompt that is too long
+GIVEN_UP = ("abort", "error")  # vLLM's finish_reason of an answer that it did not finish
+
+
+class Kind:
+    """An engine that speaks OpenAI's API, and of which nothing more is known.
+
+    owner              what its list of models says in `owned_by`
+    thinking_budget    its field for how many tokens a model may think, or None
+    earlier_reasoning  the field of a message in which it reads the reasoning of earlier turns
+    """
+
+    owner = None
+    thinking_budget = None
+    earlier_reasoning = "reasoning_content"
+
+    def context_of(self, entry):
+        """The tokens of context in an entry of its list of models, or None."""
+        meta = entry.get("meta") if isinstance(entry.get("meta"), dict) else {}
+        for value in (entry.get("max_model_len"), entry.get("context_length"), meta.get("n_ctx")):
+            if isinstance(value, int) and value > 0:
+                return value
+        return None
+
+    def purpose(self, status_of):
+        """What its models are for, "chat" or "embedding".
+
+        status_of  a function: path -> status of a GET. Engines have the routes of what their
+                   models can do, and refuse a GET on them with 405.
+        """
+        embeds = status_of("/v1/embeddings") == 405 and status_of("/v1/chat/completions") == 404
+        return "embedding" if embeds else "chat"
+
+    def count(self, post, prompt):
+        """How many tokens a chat has, or None where the engine can't tell.
+
+        post    a function: (path, body as a list of bytes) -> the answer's body, empty if no 200
+        prompt  the chat as a list of bytes
+        """
+        for kind in (VLLM, LLAMA_CPP):
+            if tokens := kind.count(post, prompt):
+                return tokens
+        return None
+
+
+class Vllm(Kind):
+    owner = "vllm"
+    thinking_budget = "thinking_token_budget"
+
+    def count(self, post, prompt):
+        """/tokenize takes a chat, and says the count first and then every token."""
+        answer = post("/tokenize", prompt)
+        found = re.match(rb'\{"count":(\d+)', answer)
+        return int(found[1]) if found else field_of(answer, "count", int)
+
+
+class LlamaCpp(Kind):
+    owner = "llamacpp"
+    thinking_budget = "thinking_budget_tokens"
+
+    def count(self, post, prompt):
+        """/apply-template makes the prompt of a chat, and /tokenize its tokens."""
+        made = field_of(post("/apply-template", prompt), "prompt", str)
+        if made is None:
+            return None
+        question = {"content": made, "add_special": True, "parse_special": True}
+        tokens = field_of(post("/tokenize", [orjson.dumps(question)]), "tokens", list)
+        return len(tokens or ())
+
+
+OTHER = Kind()
+VLLM = Vllm()
+LLAMA_CPP = LlamaCpp()
+KINDS = (VLLM, LLAMA_CPP)
+
+
+def kind_of(entry):
+    """The kind of the engine whose list of models has this entry (a dict)."""
+    for kind in KINDS:
+        if entry.get("owned_by") == kind.owner:
+            return kind
+    return OTHER
+
+
+def lengths_of(message):
+    """{"prompt": tokens, "most": tokens} in an engine's words for a prompt that is too long."""
+    for pattern in LENGTHS:
+        if found := pattern.search(message):
+            return found.groupdict()
+    return None
+
+
+def field_of(answer, name, wanted):
+    """A field of a JSON answer, if it is of the wanted type; else None."""
+    try:
+        value = orjson.loads(answer).get(name)
+    except (ValueError, AttributeError):
+        return None
+    return value if isinstance(value, wanted) else None
