@@ -102,7 +102,6 @@ def read_message(message, where):
         ]
     elif content is not None and not isinstance(content, str):
         raise bad(f"{where}.content", "must be a text or a list of parts")
-    rename(message, ("reasoning_content",))  # the name that every engine takes
     read_calls(message, where)
 
 

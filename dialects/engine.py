@@ -6,7 +6,7 @@ import reasoning
 from dialects import Ask, sampling
 from dialects.read import too_deep
 from errors import InvalidRequest, error_body
-from stream import data_of, dumps, loads
+from stream import data_of, dumps, loads, rename
 
 CHAT = "/v1/chat/completions"
 PURPOSES = {"chat": "a chat model", "embedding": "an embedding model"}
@@ -56,6 +56,8 @@ def for_engine(payload, fleet):
     reasoning.translate(payload, model.effort)
     sampling.settle(payload, model.sampling)
     instruct(payload["messages"], model.system)
+    for message in payload["messages"]:
+        rename(message, (model.engine_kind.earlier_reasoning,))
     payload["model"] = model.engine_id
     return model
 

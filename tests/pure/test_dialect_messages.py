@@ -254,7 +254,7 @@ WEATHER = {"id": "t1", "type": "function", "function": {"name": "f", "arguments"
      [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]),
     # https://github.com/intel/llm-scaler/issues/341: a thinking block in the history was refused
     ([assistant({"type": "thinking", "thinking": "hm", "signature": ""}, text("well"), use("t1", "f", {"a": 1}))],
-     [{"role": "assistant", "content": "well", "reasoning": "hm", "tool_calls": [WEATHER]}]),
+     [{"role": "assistant", "content": "well", "reasoning_content": "hm", "tool_calls": [WEATHER]}]),
     ([assistant({"type": "redacted_thinking", "data": "x"}, use("t1", "f", {"a": 1}))],
      [{"role": "assistant", "content": None, "tool_calls": [WEATHER]}]),
     ([assistant(text("a"), text("b"))], [{"role": "assistant", "content": "ab"}]),
