@@ -332,7 +332,7 @@ def first_events(call, since):
 def unstreamed(answer, stream, data, settings, since):
     """A whole answer, or an error, to a request that asked for a stream."""
     rest = b"" if answer.ended else collect(answer, settings, since)
-    events = stream.whole(checked(answer, data + rest))
+    events = stream.feed_plain(checked(answer, data + rest))
     if stream.fault or not events:
         stream.end()  # raises: it is none, which is still an HTTP status
     return events
