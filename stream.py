@@ -156,7 +156,7 @@ def overlap(text, tag):
     )
 
 
-def leaked(content):
+def split_thinking(content):
     """(reasoning, content) of a whole message, whose thinking may also have lost its opening tag."""
     lead = LeakedThinking()
     parts = zip(lead.feed(content), lead.flush())
@@ -170,7 +170,7 @@ def leaked(content):
     return reasoning.strip(), rest
 
 
-def rename(message, names, extra=""):
+def set_reasoning(message, names, extra=""):
     """Give a message or delta its reasoning under `names`, `extra` added. Returns whether anything changed."""
     had = {name: message[name] for name in NAMES if name in message}
     value = next((text for text in had.values() if isinstance(text, str) and text), "") + extra
@@ -294,7 +294,7 @@ class EventTemplate:
                 and LF not in text
                 and CR not in text
                 and text[-1] != BACKSLASH
-                and sound(text)
+                and is_utf8(text)
             ):
                 return text
         return None
@@ -338,15 +338,15 @@ class ChatStream:
         ):  # the hot path: one more event like the last one
             text = template.text(data)
             if text is not None:
-                return self.say(data, text)
+                return self.write_event(data, text)
         out = []
         for event in events.feed(data):
             if self.over:
                 break
-            said = self.like_the_last(event)
+            said = self.from_template(event)
             if said is None:
-                said = self.quick(event)
-            out.append(self.look(event) if said is None else said)  # b"" is an answer too
+                said = self.from_bytes(event)
+            out.append(self.from_json(event) if said is None else said)  # b"" is an answer too
         if len(self.events.rest) > MAX_EVENT:
             self.break_off(UpstreamError("the engine sent an event that does not end"))
         return b"".join(out)
@@ -375,7 +375,7 @@ class ChatStream:
     def fail(self, error):
         return data_event(error_body(error))
 
-    def whole(self, completion):
+    def feed_plain(self, completion):
         """Feed a plain completion (a dict): what an engine gave that does not stream."""
         head = {name: completion.get(name) for name in ("id", "created", "model")}
         head["object"] = self.kind
@@ -396,22 +396,22 @@ class ChatStream:
 
     # -- an event
 
-    def like_the_last(self, event):
+    def from_template(self, event):
         """The event for the client if only its text differs from the last one's, else None."""
         if self.template is None:
             return None
         event += b"\n\n"
         text = self.template.text(event)
-        return None if text is None else self.say(event, text)
+        return None if text is None else self.write_event(event, text)
 
-    def say(self, event, text):
+    def write_event(self, event, text):
         """The client's bytes for an event of the present template with this text."""
         template = self.template
         self.tokens += 1
         self.thoughts += template.thought
         return event if template.joints is None else text.join(template.joints)
 
-    def quick(self, event):
+    def from_bytes(self, event):
         """The event for the client where bytes tell enough, else None."""
         if not (
             self.one
@@ -420,16 +420,16 @@ class ChatStream:
             and (self.settled or b'"content":' not in event)
             and b"\n" not in event
             and not any(sign in event for sign in SIGNS)
-            and sound(event)
+            and is_utf8(event)
         ):
             return None
         found = self.texts.search(event)
         if not found or event.count(b'"reasoning') + event.count(b'"content"') > 1:
             return None
         self.template = EventTemplate(event, found, self.raw_names)
-        return self.say(event + b"\n\n", found[2])
+        return self.write_event(event + b"\n\n", found[2])
 
-    def look(self, event):
+    def from_json(self, event):
         """The event for the client, parsed; empty where there is nothing to say."""
         data = data_of(event)
         if data is None or not data.strip():
@@ -445,18 +445,18 @@ class ChatStream:
             return self.break_off(UpstreamError("the engine sent an event that cannot be read"))
         if chunk.get("error") or chunk.get("object") == "error":
             return self.break_off(from_engine(None, chunk))
-        return self.chunk(chunk, data)
+        return self.read_chunk(chunk, data)
 
     def break_off(self, fault):
         self.over, self.fault = True, fault
         return b""
 
-    def chunk(self, chunk, data):
+    def read_chunk(self, chunk, data):
         choices = choices_of(chunk)
         changed = self.take_usage(chunk, choices)
         if changed is None:
             return b""
-        empty = [self.choice(choice, chunk) for choice in choices]
+        empty = [self.mend_choice(choice, chunk) for choice in choices]
         if any(state is None for state in empty):
             choices = [choice for choice, state in zip(choices, empty) if state is not None]
             if not choices:
@@ -467,11 +467,11 @@ class ChatStream:
             self.settled = all(choice.lead.settled for choice in self.choices.values()) and bool(
                 self.choices
             )
-        return self.give(chunk, data, changed or any(empty))
+        return self.write_chunk(chunk, data, changed or any(empty))
 
-    def give(self, chunk, data, changed):
+    def write_chunk(self, chunk, data, changed):
         """The client's bytes for a chunk that was looked into, and the data it came as."""
-        if changed or b"\n" in data or not sound(data):
+        if changed or b"\n" in data or not is_utf8(data):
             return data_event(chunk)
         return b"data: " + data + b"\n\n"
 
@@ -492,9 +492,9 @@ class ChatStream:
             return True
         return False
 
-    def choice(self, choice, chunk):
+    def mend_choice(self, choice, chunk):
         """Mend one choice in place. Returns whether it changed, or None if nothing is left of it."""
-        state = self.choices.setdefault(place_of(choice), ChoiceState())
+        state = self.choices.setdefault(index_of(choice), ChoiceState())
         delta, odd = choice.get("delta"), not isinstance(choice.get("delta"), dict)
         if odd:
             delta = choice["delta"] = {}
@@ -531,7 +531,7 @@ class ChatStream:
             delta["content"] = content
             if not content and "role" not in delta:
                 del delta["content"]
-        return rename(delta, self.names, reasoning) or changed
+        return set_reasoning(delta, self.names, reasoning) or changed
 
 
 class CompletionStream(ChatStream):
@@ -545,8 +545,8 @@ class CompletionStream(ChatStream):
     def chunk_of(self, choice):
         return choice
 
-    def choice(self, choice, chunk):
-        state = self.choices.setdefault(place_of(choice), ChoiceState())
+    def mend_choice(self, choice, chunk):
+        state = self.choices.setdefault(index_of(choice), ChoiceState())
         finishes = bool(choice.get("finish_reason"))
         state.finished = state.finished or finishes
         self.tokens += bool(choice.get("text") or finishes)
@@ -575,31 +575,31 @@ class PieceStream(ChatStream):
     def __init__(self):
         super().__init__(("reasoning",), usage=True)
 
-    def say(self, event, text):
+    def write_event(self, event, text):
         thought = self.template.thought
         self.tokens += 1
         self.thoughts += thought
         return self.text("reasoning" if thought else "text", text)
 
-    def quick(self, event):
+    def from_bytes(self, event):
         """Not before the choice is known whose texts count."""
         own = self.choices and b'"index":%d' % next(iter(self.choices)) in event
-        return super().quick(event) if own else None
+        return super().from_bytes(event) if own else None
 
-    def give(self, chunk, data, changed):
+    def write_chunk(self, chunk, data, changed):
         out = [
             self.one_piece(kind, value)
-            for choice in self.own(chunk)
+            for choice in self.own_choices(chunk)
             for kind, value in pieces_of(choice)
         ]
         if isinstance(chunk.get("usage"), dict):
             out.append(self.piece("usage", chunk["usage"]))
         return b"".join(out)
 
-    def own(self, chunk):
+    def own_choices(self, chunk):
         """The choices of a chunk that belong to the one answer there is: an engine may give more, unasked."""
         first = next(iter(self.choices), 0)
-        return [choice for choice in choices_of(chunk) if place_of(choice) == first]
+        return [choice for choice in choices_of(chunk) if index_of(choice) == first]
 
     def one_piece(self, kind, value):
         return self.text(kind, dumps(value)[1:-1]) if kind in SAID else self.piece(kind, value)
@@ -619,7 +619,7 @@ def pieces_of(choice):
         yield "finish", choice
 
 
-def check_end(finish):
+def check_finish(finish):
     """Raises UpstreamError where a finish_reason says that the answer is not whole."""
     if not finish:
         raise UpstreamError(
@@ -629,7 +629,7 @@ def check_end(finish):
         raise UpstreamError("the engine gave this answer up; send the request again")
 
 
-def place_of(choice):
+def index_of(choice):
     return choice["index"] if isinstance(choice.get("index"), int) else 0
 
 
@@ -643,7 +643,15 @@ def choices_of(answer):
     )
 
 
-def answered(completion):
+def chunks_of(events, stream):
+    """The chunks (dicts) in the bytes of a whole stream, which `stream` (a ChatStream) reads. Raises
+    Refusal if they add up to no whole answer."""
+    sent = stream.feed(events + b"\n\n")
+    stream.end()
+    return [loads(data_of(event)) for event in sent.split(b"\n\n") if event]
+
+
+def required_choices(completion):
     """The choices of a plain completion. Raises UpstreamError where it has none: that is no answer."""
     choices = choices_of(completion)
     if not choices:
@@ -651,7 +659,7 @@ def answered(completion):
     return choices
 
 
-def sound(data):
+def is_utf8(data):
     """Whether bytes are UTF-8."""
     if data.isascii():
         return True

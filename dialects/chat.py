@@ -8,10 +8,18 @@ Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v
 
 import reasoning
 from dialects import sampling
-from dialects.engine import chunks_of, engine_chat, is_address, openai_refusal as refusal  # noqa: F401, part of a dialect
-from dialects.read import count_of, mended, parse, read_stream, typed
-from errors import InvalidRequest
-from stream import ChatStream, answered, choices_of, dumps, leaked, rename
+from dialects.engine import engine_chat, is_address
+from dialects.read import choices_asked, mended, parse, read_stream, typed
+from errors import InvalidRequest, error_body
+from stream import (
+    ChatStream,
+    chunks_of,
+    required_choices,
+    choices_of,
+    dumps,
+    split_thinking,
+    set_reasoning,
+)
 
 ROLES = {
     "developer": "system",
@@ -64,7 +72,7 @@ def read(body, fleet):
     if not streams:
         return engine_chat(payload, fleet)
     return engine_chat(
-        payload, fleet, lambda names: ChatStream(names, usage, count_of(payload.get("n")))
+        payload, fleet, lambda names: ChatStream(names, usage, choices_asked(payload.get("n")))
     )
 
 
@@ -217,11 +225,16 @@ def read_tool(tool, where):
 # ---- the plain answer
 
 
+def refusal(error):
+    """A Refusal in OpenAI's shape, as bytes."""
+    return dumps(error_body(error))
+
+
 def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
     if isinstance(answer, bytes):
         answer = collected(answer, ask)
-    for choice in answered(answer):
+    for choice in required_choices(answer):
         choice.setdefault("logprobs", None)
         message = choice.get("message")
         if isinstance(message, dict):
@@ -233,10 +246,10 @@ def write_message(message, names):
     content, thought = message.get("content"), ""
     if isinstance(content, str):
         had = any(message.get(name) for name in reasoning.FIELDS["both"])
-        thought, rest = leaked(content) if not had else ("", content)
+        thought, rest = split_thinking(content) if not had else ("", content)
         if rest != content:
             message["content"] = rest
-    rename(message, names, thought)
+    set_reasoning(message, names, thought)
     for name in ABSENT:
         if message.get(name, "") is None:
             del message[name]

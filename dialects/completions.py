@@ -7,10 +7,10 @@ Source: the gateway's specification, pages 2 and 3; OpenAI's reference of POST /
 """
 
 from dialects import Ask, sampling
-from dialects.engine import chunks_of, model_for, openai_refusal, written  # noqa: F401, part of a dialect
-from dialects.read import count_of, parse, read_stream, typed
+from dialects.engine import model_for, written
+from dialects.read import choices_asked, parse, read_stream, typed
 from errors import InvalidRequest, error_body
-from stream import CompletionStream, answered, choices_of, data_event, dumps
+from stream import CompletionStream, chunks_of, required_choices, choices_of, data_event, dumps
 
 PATH = "/v1/completions"
 MAX_TOKENS = 16  # unless the request says more, as OpenAI's
@@ -43,15 +43,15 @@ def read(body, fleet):
     if not streams:
         return Ask(PATH, written(payload), model)
     payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
-    n = count_of(payload.get("n"))
+    n = choices_asked(payload.get("n"))
     return Ask(PATH, written(payload), model, Stream(usage, n and n * prompts))
 
 
 def settle(payload, model):
     """The fields that the gateway owns."""
-    if sampling.given(payload, sampling.LENGTH) is None:
+    if sampling.first_of(payload, sampling.LENGTH_NAMES) is None:
         payload["max_tokens"] = MAX_TOKENS
-    sampling.settle(payload, model.sampling)
+    sampling.fill_in(payload, model.sampling)
     payload["model"] = model.engine_id
 
 
@@ -89,7 +89,7 @@ def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
     if isinstance(answer, bytes):
         answer = collected(answer)
-    for choice in answered(answer):
+    for choice in required_choices(answer):
         choice.setdefault("logprobs", None)
         if not isinstance(choice.get("text"), str):
             choice["text"] = ""
@@ -137,7 +137,8 @@ def add(whole, choice):
 
 
 def refusal(error):
-    return openai_refusal(of_prompt(error))
+    """A Refusal in OpenAI's shape, as bytes."""
+    return dumps(error_body(of_prompt(error)))
 
 
 def of_prompt(error):

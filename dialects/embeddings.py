@@ -11,10 +11,10 @@ from array import array
 from base64 import b64decode, b64encode
 
 from dialects import Ask
-from dialects.engine import model_for, openai_refusal, written  # noqa: F401, part of a dialect
+from dialects.engine import model_for, written
 from dialects.read import parse, typed
 from dialects.completions import are_tokens
-from errors import InvalidRequest, UpstreamError
+from errors import InvalidRequest, UpstreamError, error_body
 from stream import dumps
 
 PATH = "/v1/embeddings"
@@ -154,4 +154,4 @@ def shortened(numbers, dimensions):
 def refusal(error):
     """A Refusal in this API's words: what is too long for the context is the input."""
     error.param = "input" if error.param == "messages" else error.param
-    return openai_refusal(error)
+    return dumps(error_body(error))

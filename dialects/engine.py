@@ -5,8 +5,8 @@ import hashlib
 import reasoning
 from dialects import Ask, sampling
 from dialects.read import too_deep
-from errors import InvalidRequest, error_body
-from stream import data_of, dumps, loads, rename
+from errors import InvalidRequest
+from stream import dumps, set_reasoning
 
 CHAT = "/v1/chat/completions"
 PURPOSES = {"chat": "a chat model", "embedding": "an embedding model"}
@@ -54,22 +54,22 @@ def for_engine(payload, fleet):
     """Put the engine's own words, and what is particular about the model, into a chat; its Model."""
     model = model_for(fleet, payload.get("model"), "chat")
     reasoning.translate(payload, model.effort)
-    sampling.settle(payload, model.sampling)
+    sampling.fill_in(payload, model.sampling)
     instruct(payload["messages"], model.system)
     for message in payload["messages"]:
-        rename(message, (model.engine_kind.earlier_reasoning,))
+        set_reasoning(message, (model.engine_kind.earlier_reasoning,))
     payload["model"] = model.engine_id
     return model
 
 
-def counted(payload, fleet):
+def count_only(payload, fleet):
     """The Ask of a chat completion whose prompt is only counted."""
     model = for_engine(payload, fleet)
     images_of(payload)  # raises as for the request itself
-    return to_count(Ask(None, [], model), payload)
+    return with_count(Ask(None, [], model), payload)
 
 
-def to_count(ask, payload):
+def with_count(ask, payload):
     """Have the tokens of an Ask's prompt counted; `payload` is what `engine_chat` made of it. Images are left out: an
     engine's tokenizer doesn't see them, and they would be sent twice."""
     prompt = {
@@ -152,16 +152,3 @@ def is_data(source):
 
 def is_address(url):
     return isinstance(url, str) and url[:8].lower().startswith(("http://", "https://"))
-
-
-def openai_refusal(error):
-    return dumps(error_body(error))
-
-
-def chunks_of(events, stream):
-    """The chunks (dicts) in the bytes of a whole stream, which `stream` reads. Raises Refusal if they are no whole answer."""
-    chunks = [
-        loads(data_of(event)) for event in stream.feed(events + b"\n\n").split(b"\n\n") if event
-    ]
-    stream.end()
-    return chunks

@@ -20,7 +20,7 @@ def read_stream(payload):
     ) or False
 
 
-def count_of(n):
+def choices_asked(n):
     """The number of choices that `n` asks for, or None where it is odd: the engine then decides."""
     if n is None:
         return 1

@@ -5,36 +5,36 @@ Source: the gateway's specification, pages 2 and 3; vLLM's sampling parameters; 
 
 from errors import InvalidRequest
 
-PENALTY = ("repetition_penalty", "repeat_penalty")  # vLLM's name, llama.cpp's
-LENGTH = ("max_completion_tokens", "max_tokens")  # of two, the first one counts
+PENALTY_NAMES = ("repetition_penalty", "repeat_penalty")  # vLLM's name, llama.cpp's
+LENGTH_NAMES = ("max_completion_tokens", "max_tokens")  # of two, the first one counts
 MOST = 1 << 53
 
 
-def settle(payload, defaults):
+def fill_in(payload, defaults):
     """Bring what stands under several names to all of them, and add `defaults`, {name: value}, where the client is silent.
     `payload` is changed in place."""
     defaults = {
-        name: value for name, value in defaults.items() if given(payload, alike(name)) is None
+        name: value for name, value in defaults.items() if first_of(payload, synonyms(name)) is None
     }
     payload |= defaults
-    penalty, length = given(payload, PENALTY), payload.get(LENGTH[0])
+    penalty, length = first_of(payload, PENALTY_NAMES), payload.get(LENGTH_NAMES[0])
     if penalty is not None:
-        payload |= dict.fromkeys(PENALTY, penalty)
+        payload |= dict.fromkeys(PENALTY_NAMES, penalty)
     if length is not None:
-        payload[LENGTH[1]] = length
+        payload[LENGTH_NAMES[1]] = length
 
 
-def alike(name):
-    return next((names for names in (PENALTY, LENGTH) if name in names), (name,))
+def synonyms(name):
+    return next((names for names in (PENALTY_NAMES, LENGTH_NAMES) if name in names), (name,))
 
 
-def given(payload, names):
+def first_of(payload, names):
     """The first value among names that stand for one thing, or None."""
     return next((payload[name] for name in names if payload.get(name) is not None), None)
 
 
 def read_lengths(payload, least=1):
-    for name in LENGTH:
+    for name in LENGTH_NAMES:
         value = payload.get(name)
         if value is not None and (
             isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST

@@ -9,14 +9,14 @@ where this differs from either, and why.
 
 import logging
 
-from dialects.engine import engine_chat, to_count
+from dialects.engine import engine_chat, with_count
 from dialects.read import mended, parse, typed
 from dialects.chat import collected, write_message
 from dialects.messages.conversation import at, read_conversation, read_tools
 from dialects.messages.events import MessageStream, figures, message_id, reason_of
 from dialects.messages.events import refusal  # noqa: F401, part of a dialect
 from errors import InvalidRequest
-from stream import answered, as_id, dumps, loads
+from stream import required_choices, as_id, dumps, loads
 
 logger = logging.getLogger("sparks")
 BUDGETS = (
@@ -47,7 +47,7 @@ def read(body, fleet):
     if not typed(request, "stream", bool, "true or false"):
         return engine_chat(payload, fleet, named=named, thinks=thinks)
     payload["stream"] = True
-    return to_count(
+    return with_count(
         engine_chat(payload, fleet, lambda names: MessageStream(named, thinks)), payload
     )
 
@@ -149,7 +149,7 @@ def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
     if isinstance(answer, bytes):
         answer = collected(answer, ask)
-    choice = answered(answer)[0]
+    choice = required_choices(answer)[0]
     message = choice["message"] if isinstance(choice.get("message"), dict) else {}
     blocks = blocks_of(message, ask.extra["thinks"])
     called, refused = (

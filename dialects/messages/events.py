@@ -14,7 +14,7 @@ import re
 
 from dialects.read import mended
 from engines.kinds import lengths_of
-from stream import PieceStream, as_id, check_end, dumps
+from stream import PieceStream, as_id, check_finish, dumps
 
 logger = logging.getLogger("sparks")
 BLANK = re.compile(rb"(?: |\\[nrt])*+")  # white space inside a JSON string
@@ -145,12 +145,12 @@ class MessageStream(PieceStream):
 
     # -- the pieces
 
-    def quick(self, event):
-        return super().quick(event) if self.begun else None  # the first event tells the id
+    def from_bytes(self, event):
+        return super().from_bytes(event) if self.begun else None  # the first event tells the id
 
-    def give(self, chunk, data, changed):
+    def write_chunk(self, chunk, data, changed):
         self.ident = self.ident or as_id(chunk.get("id"))
-        out = super().give(chunk, data, changed)
+        out = super().write_chunk(chunk, data, changed)
         return self.start() + out if not self.begun and chunk.get("choices") else out
 
     def text(self, kind, text):
@@ -304,7 +304,7 @@ def reason_of(choice, called, refused):
     """(stop_reason, stop_sequence) of a choice that ended. `called`: whether the message holds a tool call; `refused`:
     whether it says that the model declines. Raises UpstreamError where it did not end."""
     finish, stopped = choice.get("finish_reason"), choice.get("stop_reason")
-    check_end(finish)
+    check_finish(finish)
     if isinstance(finish, str) and finish in REASONS:
         return REASONS[finish], None
     if (

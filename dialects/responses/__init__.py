@@ -97,7 +97,7 @@ class Responses:
         if reasoning["effort"] is not None:
             chat["reasoning"] = {"effort": reasoning["effort"]}
         own = (
-            OWN + sampling.LENGTH if "max_tokens" in chat else OWN
+            OWN + sampling.LENGTH_NAMES if "max_tokens" in chat else OWN
         )  # else a chat's name for it would win
         rest = {name: value for name, value in payload.items() if name not in own}
         sealed = "reasoning.encrypted_content" in wanted and self.seal
@@ -125,7 +125,7 @@ class Responses:
         if isinstance(answer, bytes):
             stream.feed(answer + b"\n\n")
         else:
-            stream.whole(answer)
+            stream.feed_plain(answer)
         stream.end()
         return stream.response, stream.usage
 

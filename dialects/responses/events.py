@@ -18,7 +18,7 @@ from dialects.responses.items import (
     Thinking,
     Tool,
 )
-from stream import PieceStream, check_end, dumps
+from stream import PieceStream, check_finish, dumps
 
 BLANK = re.compile(rb"(?: |\\[nrt])*+")  # the inside of a JSON string without a word
 CUT = {
@@ -80,7 +80,7 @@ class ResponseStream(PieceStream):
 
     def end(self):
         super().end()
-        check_end(self.finish)
+        check_finish(self.finish)
         if self.last is None:
             status = b"incomplete" if self.finish in CUT else b"completed"
             self.response = self.object(status)
@@ -205,13 +205,13 @@ class ResponseStream(PieceStream):
             )
         return out
 
-    def give(self, chunk, data, changed):
+    def write_chunk(self, chunk, data, changed):
         """Also logprobs, which stand in chunks that are looked into."""
-        for choice in self.own(chunk) if self.options.logprobs else ():
+        for choice in self.own_choices(chunk) if self.options.logprobs else ():
             given = choice.get("logprobs")
             if isinstance(given, dict) and isinstance(given.get("content"), list):
                 self.pen.logprobs = [token for token in given["content"] if isinstance(token, dict)]
-        out = super().give(chunk, data, changed)
+        out = super().write_chunk(chunk, data, changed)
         self.pen.logprobs = []
         return out
 

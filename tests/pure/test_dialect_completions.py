@@ -228,7 +228,7 @@ def test_a_prompt_that_is_too_long():
 
 def test_a_whole_answer_to_a_stream():
     stream = completions.Stream(usage=True, n=2)
-    out = stream.whole(answer(choice("a", "stop"), choice("b", "length", 1))) + stream.end()
+    out = stream.feed_plain(answer(choice("a", "stop"), choice("b", "length", 1))) + stream.end()
     events = [json.loads(event[6:]) for event in out.split(b"\n\n")[:-2]]
     assert [event["object"] for event in events] == ["text_completion"] * 3
     assert [one["text"] for event in events for one in event["choices"]] == ["a", "b"] and events[2]["usage"] == USAGE

@@ -847,7 +847,7 @@ def test_a_stream_that_nobody_asked_for_becomes_the_same_message(name):
 
 def test_a_plain_answer_to_a_stream():
     stream = MessageStream("claude-x", True)
-    out = stream.whole(completion("Hello there", reasoning="Let me", tools=[("f", {"a": 1})]))
+    out = stream.feed_plain(completion("Hello there", reasoning="Let me", tools=[("f", {"a": 1})]))
     found = transcript(out + stream.end())
     assert [line[:2] for line in found[2:]] == [line[:2] for line in [*WHOLE, ("end",)]]
 
