@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from dialects.responses.items import Inside, input_of
+from dialects.responses.custom_input import CustomInput, input_of
 from dialects.responses import OWN, Responses
 from support.engine import (DONE, chat_chunks, chunk, completion, died, llama_chunks, llama_completion, sse, tokens)
 from engines.failures import from_engine
@@ -242,7 +242,7 @@ def test_tools_for_the_engine():
 def test_names_that_meet_are_told_apart():
     other = {"type": "function", "name": "agents__spawn", "parameters": None, "strict": None}
     one = read(body_of(tools=[other, AGENTS]))
-    assert list(one.extra["writer"].options.tools) == ["agents__spawn", "agents__spawn_2", "agents__note"]
+    assert list(one.extra["response_stream"].options.tools) == ["agents__spawn", "agents__spawn_2", "agents__note"]
 
 
 def test_a_function_and_a_custom_tool_of_one_name():
@@ -970,7 +970,7 @@ def test_nothing_of_a_stream_waits_for_the_garbage_collector():
     try:
         stream, _ = fed(chat_chunks("a b", reasoning="c", tools=[("f", "{}"), ("apply_patch", "{}")]), tools=[PATCH], **SEALED)
         stream.end()
-        left = [weakref.ref(part) for part in (stream, stream.pen, *stream.items)]
+        left = [weakref.ref(part) for part in (stream, stream.writer, *stream.items)]
         del stream
         assert not any(part() for part in left)
     finally:
@@ -980,7 +980,7 @@ def test_nothing_of_a_stream_waits_for_the_garbage_collector():
 # ---- the input of a custom tool
 
 def inside(pieces):
-    one = Inside()
+    one = CustomInput()
     deltas = [one.feed(piece) for piece in pieces]
     for delta in deltas:
         json.loads(b'"' + delta + b'"')
