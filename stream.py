@@ -394,10 +394,6 @@ class ChoiceState:
 class ChatStream:
     """A chat completion stream on its way from engine to client.
 
-    names    the names under which the client gets the reasoning
-    usage    whether the client asked for the usage chunk (the engine is always asked)
-    n        how many choices the request asks for; None: unknown, and every event is parsed
-
     Most events go through as the bytes they are: only one that must change, or that tells how the
     stream goes on, is parsed.
     """
@@ -406,6 +402,11 @@ class ChatStream:
     text_pattern = CHAT_TEXT
 
     def __init__(self, names=NAMES, usage=False, n=1):
+        """
+        names   the names under which the client gets the reasoning
+        usage   whether the client asked for the usage chunk (the engine is always asked)
+        n       how many choices the request asks for; None: unknown, and every event is parsed
+        """
         self.names = names
         self.raw_names = tuple(name.encode() for name in names)
         self.wants_usage = usage

@@ -1,4 +1,4 @@
-"""The engine's request: what every chat API becomes, a chat completion in the engine's own words."""
+"""The engine's request: what every chat API becomes, a chat completion in the words of engines."""
 
 import hashlib
 

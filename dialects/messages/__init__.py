@@ -148,7 +148,7 @@ def read_sampling(request, payload):
 def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
     if isinstance(answer, bytes):
-        answer = collected(answer, ask)
+        answer = collected(answer)
     choice = required_choices(answer)[0]
     message = choice["message"] if isinstance(choice.get("message"), dict) else {}
     blocks = blocks_of(message, ask.extra["thinks"])
