@@ -270,7 +270,9 @@ def collected(events):
     for chunk in chunks:
         for choice in choices_of(chunk):
             index = index_of(choice)
-            whole = choices.setdefault(index, new_choice(index))
+            message = {"role": "assistant", "content": None}
+            new = {"index": index, "message": message, "logprobs": None}
+            whole = choices.setdefault(index, new)
             add_delta(whole["message"], choice["delta"])
             add_end(whole, choice)
     return {
@@ -281,18 +283,14 @@ def collected(events):
     }
 
 
-def new_choice(index):
-    message = {"role": "assistant", "content": None}
-    return {"index": index, "message": message, "logprobs": None}
-
-
 def add_delta(message, delta):
     """Add one delta to a message."""
     for name, value in delta.items():
-        if isinstance(value, str) and name not in ("role", "tool_calls"):
+        if name == "tool_calls":
+            for piece in objects_in(delta, name):
+                add_tool_call(message.setdefault(name, []), piece)
+        elif isinstance(value, str) and name != "role":
             message[name] = (message.get(name) or "") + value
-    for piece in objects_in(delta, "tool_calls"):
-        add_tool_call(message.setdefault("tool_calls", []), piece)
 
 
 def add_end(whole, choice):
