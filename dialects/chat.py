@@ -10,6 +10,7 @@ Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v
 import reasoning
 from dialects import sampling
 from dialects.engine import engine_chat, is_address
+from dialects.loose import arguments_text
 from dialects.read import choices_asked, mended, parse, read_stream, typed
 from errors import InvalidRequest, error_body
 from stream import (
@@ -106,7 +107,6 @@ def read_message(message, where):
         ]
     elif content is not None and not isinstance(content, str):
         raise bad(f"{where}.content", "must be a text or a list of parts")
-    set_reasoning(message, ("reasoning_content",))  # the name that every engine takes
     read_tool_calls(message, where)
 
 
@@ -311,8 +311,4 @@ def add_tool_call(tool_calls, piece):
         tool_calls.append({"id": piece.get("id"), "type": "function", "function": function})
     function = tool_calls[piece["index"]]["function"]
     for name, value in object_in(piece, "function").items():
-        if value is None:
-            value = ""
-        elif not isinstance(value, str):
-            value = dumps(value).decode()
-        function[name] = function.get(name, "") + value
+        function[name] = function.get(name, "") + arguments_text(value)

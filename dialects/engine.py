@@ -6,7 +6,7 @@ import reasoning
 from dialects import Ask, sampling
 from dialects.read import too_deep
 from errors import InvalidRequest
-from stream import dumps
+from stream import dumps, set_reasoning
 
 CHAT = "/v1/chat/completions"
 PURPOSES = {"chat": "a chat model", "embedding": "an embedding model"}
@@ -55,6 +55,8 @@ def fit_to_model(payload, fleet):
     instructed = any(message.get("role") in ("system", "developer") for message in messages)
     if model.system and not instructed:
         messages.insert(0, {"role": "system", "content": model.system})
+    for message in messages:
+        set_reasoning(message, (model.engine_kind.earlier_reasoning,))
     payload["model"] = model.engine_id
     return model
 
