@@ -394,7 +394,7 @@ def relay(call, ask):
     if fault:
         call.settle(fault.status, fault)
     else:
-        call.settle(200, whole=stream.done or answer.ended)
+        call.settle(200, whole=stream.over or answer.ended)
     yield last
 
 

@@ -58,7 +58,7 @@ def write(answer, ask):
     answer  a chat completion (a dict), or the bytes of a stream that nobody asked for
     """
     if isinstance(answer, bytes):
-        answer = collected(answer, ask)
+        answer = collected(answer)
     choice = required_choices(answer)[0]
     message = as_dict(choice.get("message"))
     blocks = content_blocks(message, ask.extra["thinks"])
