@@ -71,7 +71,7 @@ def renew(settings):
 def open_gate(settings):
     """A Gate that knows what was used today and this month, before this start."""
     gate, now = Gate(settings.max_active, settings.max_queued), calls.steady_time()
-    day = ledger.day_of(now)
+    day = ledger.utc_day(now)
     today, month = ledger.used_by_key(day), ledger.used_by_key(day[:8] + "01")
     for key, tokens in month.items():
         gate.begin(key, today.get(key, 0), tokens, now)
@@ -101,7 +101,7 @@ def reload(gateway, adapt):
 def announce(settings, fleet, is_local, first_key):
     """Say what was started; with a local engine, also how to try it, once it answers."""
     fleet.looked.wait(SOON)
-    log_module.say(master.screen(settings, fleet.models(), keys.active().count(), is_local))
+    log_module.say(master.screen(settings, fleet.models(), keys.active_keys().count(), is_local))
     if is_local:
         while not any(model.default for model in fleet.models()):
             gevent.sleep(0.1)
