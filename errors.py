@@ -8,8 +8,8 @@ Source: the errors table of the gateway's specification; OpenAI's error object.
 
 from greenlet import GreenletExit
 
-# What `error.type` says for a status, in OpenAI's words. Of the other statuses, those from 500 on are
-# an api_error and those below it an invalid_request_error.
+# What `error.type` says for a status, in OpenAI's words. Of the others, those from 500 on are an
+# api_error, those below it an invalid_request_error.
 TYPES = {
     400: "invalid_request_error",
     401: "invalid_request_error",
