@@ -21,8 +21,9 @@ class Pace:
     """Paced streams.
 
     How many tokens each, over how many seconds they start, and the window in which all of them
-    flow. `spread`: they start at random, so that tokens come one by one; otherwise at even distances, so
-    that many streams have their token at about the same moment, as those of an engine's batch do.
+    flow. `spread`: they start at random, so that tokens come one by one; otherwise at even
+    distances, so that many streams have their token at about the same moment, as those of an
+    engine's batch do.
     """
 
     tokens: int
