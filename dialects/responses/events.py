@@ -37,14 +37,14 @@ class Options(NamedTuple):
     clock     gives the time, in epoch seconds
     tools     the engine's name of a tool -> ClientTool
     summary   whether reasoning is also given as a summary
-    seal      seals a text, or None where no sealed reasoning is asked for
+    encrypt   encrypts a text, or None where no encrypted reasoning is asked for
     logprobs  whether they are asked for
     """
 
     clock: Callable
     tools: dict = {}
     summary: bool = False
-    seal: Callable | None = None
+    encrypt: Callable | None = None
     logprobs: bool = False
 
 
