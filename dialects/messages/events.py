@@ -125,7 +125,10 @@ class MessageStream(PieceStream):
 
     def tool_call(self, piece):
         """A piece of a tool call."""
-        tool_call = self.tool_calls.setdefault(piece.get("index"), ToolCall())
+        index = piece.get("index")
+        if index not in self.tool_calls:
+            self.tool_calls[index] = ToolCall()
+        tool_call = self.tool_calls[index]
         if tool_call is self.open_tool_call:
             tool_call.take(piece)
             out = self.arguments(tool_call.sayable())
