@@ -77,7 +77,7 @@ class MessageStream(PieceStream):
         self.blanks = {}  # kind of a text -> its white space that has opened no block yet
         # tool calls
         self.tool_calls = {}  # index -> ToolCall
-        self.open_call = None
+        self.open_tool_call = None
         self.waiting = []  # (kind, value) of the pieces that came before the open call was whole
 
     # -- the pieces
@@ -125,8 +125,11 @@ class MessageStream(PieceStream):
 
     def tool_call(self, piece):
         """A piece of a tool call."""
-        tool_call = self.tool_calls.setdefault(piece.get("index"), ToolCall())
-        if tool_call is self.open_call:
+        index = piece.get("index")
+        if index not in self.tool_calls:
+            self.tool_calls[index] = ToolCall()
+        tool_call = self.tool_calls[index]
+        if tool_call is self.open_tool_call:
             tool_call.take(piece)
             out = self.arguments(tool_call.sayable())
             if tool_call.whole:
@@ -147,7 +150,7 @@ class MessageStream(PieceStream):
         block = {"type": "tool_use", "id": str(ident), "name": tool_call.name, "input": {}}
         out = self.begin("tool", block)
         tool_call.state = "open"
-        self.open_call = tool_call
+        self.open_tool_call = tool_call
         return out + self.arguments(tool_call.sayable())
 
     def arguments(self, text):
@@ -156,7 +159,7 @@ class MessageStream(PieceStream):
     @property
     def unfinished(self):
         """Whether a tool call is open whose arguments still come."""
-        return self.open_call is not None and not self.open_call.whole
+        return self.open_tool_call is not None and not self.open_tool_call.whole
 
     def release(self):
         """What waited for the open call, in its order: all of it once the answer has ended."""
@@ -211,9 +214,9 @@ class MessageStream(PieceStream):
         if block == "reasoning":
             last = before_delta(SIGNATURE, self.index) + AFTER
         if block == "tool":
-            last = self.arguments(self.open_call.rest())
-            self.open_call.state = "closed"
-            self.open_call = None
+            last = self.arguments(self.open_tool_call.rest())
+            self.open_tool_call.state = "closed"
+            self.open_tool_call = None
         return last + event("content_block_stop", index=self.index)
 
     # -- the end

@@ -60,7 +60,7 @@ class Inliner:
         return {name: self.copy(inner, within) for name, inner in properties.items()}
 
     def keep_data(self, value, within):
-        """What an instance may be, which is no schema: it is counted only."""
+        """What an instance may be, which is no schema: only its size matters."""
         inners = value
         if isinstance(value, dict):
             inners = value.values()

@@ -71,8 +71,8 @@ class Responses:
 
     clock       gives the time, in epoch seconds
     new_token   gives hexadecimal digits, others each time
-    seal        has close(text) and open(sealed) for the reasoning that a client keeps;
-                None: none is given and none is read
+    seal        encrypts and decrypts reasoning that a client keeps, with encrypt(text) and
+                decrypt(token); None: none is given and none is read
     """
 
     def __init__(self, clock, new_token, seal=None):
@@ -91,7 +91,7 @@ class Responses:
         reasoning = read_reasoning(payload)
         include = read_include(payload)
         chat = {
-            "messages": messages_of(payload, box, self.seal and self.seal.open),
+            "messages": messages_of(payload, box, self.seal and self.seal.decrypt),
             **box.fields,
             **chat_fields(payload, include),
         }
@@ -113,12 +113,12 @@ class Responses:
 
     def options(self, box, reasoning, include, chat):
         """What the request asks of the writing."""
-        sealed = self.seal and "reasoning.encrypted_content" in include
+        encrypted = self.seal and "reasoning.encrypted_content" in include
         return Options(
             clock=self.clock,
             tools=box.names,
             summary=reasoning["summary"] is not None,
-            seal=self.seal.close if sealed else None,
+            encrypt=self.seal.encrypt if encrypted else None,
             logprobs="logprobs" in chat,
         )
 

@@ -21,7 +21,7 @@ from dialects.responses.items import (
 )
 from dialects.responses.tools import ClientTool
 from dialects.responses.usage import usage_of
-from stream import PieceStream, check_finish, dumps
+from stream import PieceStream, check_finish, dumps, objects_in
 
 # finish_reason -> why a Response is incomplete
 CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -37,14 +37,14 @@ class Options(NamedTuple):
     clock     gives the time, in epoch seconds
     tools     the engine's name of a tool -> ClientTool
     summary   whether reasoning is also given as a summary
-    seal      seals a text, or None where no sealed reasoning is asked for
+    encrypt   encrypts a text, or None where no encrypted reasoning is asked for
     logprobs  whether they are asked for
     """
 
     clock: Callable
     tools: dict = {}
     summary: bool = False
-    seal: Callable | None = None
+    encrypt: Callable | None = None
     logprobs: bool = False
 
 
@@ -233,9 +233,7 @@ class ResponseStream(PieceStream):
         """Also logprobs, which stand in chunks that are looked into."""
         if self.options.logprobs:
             for choice in self.own_choices(chunk):
-                given = as_dict(choice.get("logprobs")).get("content")
-                if isinstance(given, list):
-                    self.writer.logprobs = [token for token in given if isinstance(token, dict)]
+                self.writer.logprobs = objects_in(as_dict(choice.get("logprobs")), "content")
         out = super().write_chunk(chunk, data, changed)
         self.writer.logprobs = []
         return out

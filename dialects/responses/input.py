@@ -49,11 +49,11 @@ REFERENCE = (
 SHOWN = "The tool's result holds this:"  # before an image, which a tool message cannot hold
 
 
-def messages_of(payload, box, unseal):
+def messages_of(payload, box, decrypt):
     """The messages. Raises InvalidRequest.
 
-    box     the Toolbox of the request
-    unseal  gives the text of reasoning that was sealed here, else None; it may be None itself
+    box      the Toolbox of the request
+    decrypt  gives the text of reasoning that was encrypted here, else None; it may be None itself
     """
     given = payload.get("input")
     if given is None:
@@ -62,7 +62,7 @@ def messages_of(payload, box, unseal):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise InvalidRequest("input must be a text or a list with at least one item", "input")
-    reader = Reader(box, unseal, typed(payload, "instructions", str, "a text"))
+    reader = Reader(box, decrypt, typed(payload, "instructions", str, "a text"))
     for at, item in enumerate(given):
         reader.read(item, f"input[{at}]")
     return reader.end()
@@ -80,9 +80,9 @@ class Reader:
     images  parts of the user message that follows the last result of a turn: what tools show
     """
 
-    def __init__(self, box, unseal, instructions):
+    def __init__(self, box, decrypt, instructions):
         self.engine_names = {tool: name for name, tool in box.names.items()}
-        self.unseal = unseal
+        self.decrypt = decrypt
         self.front = [instructions] if instructions else []
         self.messages = []
         self.turn = None
@@ -146,7 +146,7 @@ class Reader:
             self.front.append(text_in(parts, "\n"))
 
     def read_reasoning(self, item, where):
-        text = reasoning_of(item, self.unseal, where)
+        text = reasoning_of(item, self.decrypt, where)
         if text:
             self.new_turn_after_answer()
             turn = self.own_turn()
@@ -279,14 +279,14 @@ def text_in(parts, between):
 # ---- fields of items
 
 
-def reasoning_of(item, unseal, where):
-    """The text of a reasoning item: as it was sealed here, else in the clear.
+def reasoning_of(item, decrypt, where):
+    """The text of a reasoning item: as it was encrypted here, else in the clear.
 
-    What somebody else has sealed, nobody here can read: it counts as absent.
+    What somebody else has encrypted, nobody here can read: it counts as absent.
     """
-    sealed = item.get("encrypted_content")
-    if unseal and isinstance(sealed, str) and sealed:
-        text = unseal(sealed)
+    encrypted = item.get("encrypted_content")
+    if decrypt and isinstance(encrypted, str) and encrypted:
+        text = decrypt(encrypted)
         if text is not None:
             return text
     for name in ("content", "summary"):

@@ -255,7 +255,7 @@ class RefusalMessage(Message):
 
 
 class Reasoning(Item):
-    """Reasoning: its text; where that is asked for, also the same as a summary, and sealed."""
+    """Reasoning: its text; where that is asked for, also the same as a summary, and encrypted."""
 
     prefix = b"rs"
 
@@ -266,20 +266,20 @@ class Reasoning(Item):
         super().__init__(writer, index)
 
     def json(self, text, status):
-        """The item with this text; one that has just begun has no parts, and nothing sealed."""
-        content = summary = sealed = b""
+        """The item with this text; one that has just begun has no parts, and nothing encrypted."""
+        content = summary = encrypted = b""
         if status != b"in_progress":
             content = self.part(REASONING, text)
             if SUMMARY in self.texts:
                 summary = self.part(SUMMARY, text)
-            if seal := self.writer.options.seal:
-                sealed = b',"encrypted_content":%b' % dumps(seal(unquoted(text)))
+            if encrypt := self.writer.options.encrypt:
+                encrypted = b',"encrypted_content":%b' % dumps(encrypt(unquoted(text)))
         return b'{"id":"%b","type":"reasoning","status":"%b","summary":[%b],"content":[%b]%b}' % (
             self.id,
             status,
             summary,
             content,
-            sealed,
+            encrypted,
         )
 
 

@@ -4,6 +4,7 @@ Source: OpenAI's published schema (github.com/openai/openai-openapi), LogProb.
 """
 
 from dialects.loose import as_list
+from stream import objects_in
 
 UNLIKELY = -9999.0  # OpenAI's logprob for what is hardly possible: JSON has no infinity
 
@@ -19,8 +20,7 @@ def logprobs_of(text, tokens):
     position = 0
     for token, token_text in zip(tokens, texts, strict=True):
         if begin < 0 or begin <= position < begin + len(text):
-            alternatives = as_list(token.get("top_logprobs"))
-            top = [logprob_of(one) for one in alternatives if isinstance(one, dict)]
+            top = [logprob_of(other) for other in objects_in(token, "top_logprobs")]
             found.append({**logprob_of(token), "top_logprobs": top})
         position += len(token_text)
     return found

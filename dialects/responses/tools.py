@@ -88,11 +88,11 @@ class Toolbox:
         description = text_of(tool, "description", where)
         engine_name = self.engine_name(ClientTool(tool["type"], name, namespace))
         if tool["type"] == "custom":
-            function = custom_function(tool, where, description)
-            repeated = repeated_custom(tool, description)
+            function = custom_for_engine(tool, where, description)
+            repeated = custom_for_client(tool, description)
         else:
-            function = plain_function(tool, where, description)
-            repeated = repeated_function(tool, description)
+            function = function_for_engine(tool, where, description)
+            repeated = function_for_client(tool, description)
         self.offered.append({"type": "function", "function": {"name": engine_name, **function}})
         return {"type": tool["type"], "name": name, **repeated}
 
@@ -190,7 +190,7 @@ def full_name(name, namespace):
 # ---- the two types
 
 
-def plain_function(tool, where, description):
+def function_for_engine(tool, where, description):
     """A function tool as the engine's function, but for its name."""
     parameters = tool.get("parameters")
     strict = tool.get("strict")
@@ -206,7 +206,7 @@ def plain_function(tool, where, description):
     return function
 
 
-def repeated_function(tool, description):
+def function_for_client(tool, description):
     return {
         "description": description,
         "parameters": tool.get("parameters"),
@@ -214,7 +214,7 @@ def repeated_function(tool, description):
     }
 
 
-def custom_function(tool, where, description):
+def custom_for_engine(tool, where, description):
     """A custom tool as the engine's function, which no grammar can bind: the model is told it."""
     paragraphs = [description] if description else []
     if grammar := grammar_of(tool, where):
@@ -224,7 +224,7 @@ def custom_function(tool, where, description):
     return {"description": "\n\n".join(paragraphs), "parameters": ANY_TEXT}
 
 
-def repeated_custom(tool, description):
+def custom_for_client(tool, description):
     repeated = {"format": grammar_of(tool, "") or {"type": "text"}}
     if description is not None:
         repeated = {"description": description, **repeated}

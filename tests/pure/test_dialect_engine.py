@@ -6,7 +6,7 @@ import pytest
 from dialects import chat, messages
 from dialects.responses import Responses
 from engines.fleet import Model
-from engines.kinds import Kind, OTHER
+from engines.kinds import OTHER, Kind
 
 HELLO = {"role": "user", "content": "Hello"}
 EARLIER = {
