@@ -128,7 +128,7 @@ class Call:
         """Fetch the images that the request names by their addresses, unless it would be turned away. Raises Refusal."""
         if ask.images:
             self.gateway.gate.check(self.key.id, ask.model.lane, self.key.limits, now())
-            found = images.fetch_all(ask.images, self.gateway.settings, self.hold)
+            found = images.fetch_all(ask.images, self.gateway.settings, self.key.id, self.hold)
             ask.body = [found[part] if isinstance(part, str) else part for part in ask.body]
 
     def hold(self, size):
@@ -162,7 +162,7 @@ class Call:
         self.answer = self.gateway.fleet.send(self.ask, self.id)
         self.ask.body = None
         self.body.skeleton = None
-        self.answer.when_freed(self.release)
+        self.answer.when_request_dropped(self.release)
         return self.answer
 
     def release(self):
@@ -186,7 +186,7 @@ class Call:
         """The prompt is not needed any more for that."""
         self.ask.count = None
         if self.answer:
-            self.answer.free()
+            self.answer.drop_request()
 
     # -- the end
 

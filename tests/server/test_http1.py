@@ -634,7 +634,7 @@ def test_a_request_is_held_as_long_as_it_may_be_sent(engine, pool, size, used):
     heard, head = [], threading.Event()
     engine.play(Wait(head), Head(framing=2), Send(b"{}"))
     answer = pool.post("/v1/x", [b"x" * size], {})
-    answer.when_freed(lambda: heard.append(answer.request))
+    answer.when_request_dropped(lambda: heard.append(answer.request))
     assert answer.read(0.5) is None and len(heard) == (not used)
     head.set()
     assert answer.all(5, 100) == b"{}" and heard and not any(heard)
@@ -646,7 +646,7 @@ def test_a_request_that_is_still_being_sent_is_held(engine, pool):
     heard = []
     engine.play(Early(), Head(framing=4), Send(b"{}"), ReadBody(), Send(b"{}"))
     answer = pool.post("/v1/x", [b"x" * (30 << 20)], {})
-    answer.when_freed(lambda: heard.append(answer.sent))
+    answer.when_request_dropped(lambda: heard.append(answer.sent))
     answer.head(5)
     assert heard == []
     assert answer.all(5, 100) == b"{}{}" and heard == [True]
