@@ -9,6 +9,8 @@ import time
 from types import SimpleNamespace
 
 import gevent
+import gevent.socket
+import gevent.ssl
 import pytest
 
 from engines import images
@@ -153,16 +155,22 @@ def names(monkeypatch):
     return asked
 
 
+@pytest.fixture(autouse=True)
+def patched(monkeypatch):
+    """What gevent's monkey does for urllib3 in the gateway. This process has none."""
+    monkeypatch.setattr("urllib3.util.connection.socket", gevent.socket)
+
+
 @pytest.fixture
 def connected(monkeypatch):
     """Nothing is connected to: the addresses that would have been."""
     made = []
 
-    def connection(address, host, tls):
-        made.append((address, host, bool(tls)))
+    def connect(target, address, most):
+        made.append(((address, target.port), target.host, target.secure))
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(images, "Connection", connection)
+    monkeypatch.setattr(images, "connect", connect)
     return made
 
 
@@ -312,7 +320,7 @@ def test_hostile_servers_are_bounded(server, name):
     steps, kind = HOSTILE[name]
     held, begun = [], time.monotonic()
     with pytest.raises(kind):
-        images.fetch(play(server, *steps), settings(server.host, image_timeout=0.6), held.append)
+        images.fetch(play(server, *steps), settings(server.host, image_timeout=0.6), hold=held.append)
     assert time.monotonic() - begun < 2 and sum(held) <= (1 << 20) + (1 << 17)
     wait_until(lambda: not server.threads, 5)        # nothing stays connected
 
@@ -388,7 +396,9 @@ def serve_tls(certificate, listener, seen):
 def test_tls_is_verified_against_the_name(certificate, monkeypatch, host, trusts, good):
     """The connection goes to the address that was judged; the name goes along, and the certificate must be its."""
     NAMES["pictures.test"] = NAMES["other.test"] = ["127.0.0.1"]
-    context, seen = ssl.create_default_context(cafile=certificate / "cert" if trusts else None), []
+    context, seen = gevent.ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), []
+    if trusts:
+        context.load_verify_locations(certificate / "cert")
     monkeypatch.setattr(images, "trusted", lambda: context)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(5)
@@ -422,7 +432,7 @@ def test_too_many(server, connected):
 def test_one_address_many_times(server):
     """It is fetched once, but the engine would get it as often as it is named."""
     url, held = play(server, *sends(PNG)), []
-    assert images.fetch_all([url] * 5, settings(server.host), held.append) == {url: url_of(PNG)}
+    assert images.fetch_all([url] * 5, settings(server.host), hold=held.append) == {url: url_of(PNG)}
     assert server.connections == 1 and held[-1] == 4 * len(url_of(PNG))
     with pytest.raises(InvalidRequest, match="17 images to fetch"):
         images.fetch_all([url] * 17, settings(server.host))
