@@ -81,7 +81,7 @@ def _params(port, model, alias):
         raise click.ClickException(f"there is no model file {model}")
     params = _llama().CommonParams()
     params.model.path = model
-    params.model_alias = alias or Path(model).stem
+    params.model_alias = {alias or Path(model).stem}
     params.hostnames = [HOST]
     params.port = port
     params.n_parallel = SLOTS
