@@ -72,7 +72,7 @@ def renew(settings):
 
 def open_gate(settings):
     """A Gate that knows what was used today and this month, before this start."""
-    gate, now = Gate(settings.max_active, settings.max_queued), calls.now()
+    gate, now = Gate(settings.max_active, settings.max_queued), calls.steady_time()
     day = ledger.day_of(now)
     today, month = ledger.used_by_key(day), ledger.used_by_key(day[:8] + "01")
     for key, tokens in month.items():

@@ -74,7 +74,7 @@ def front(gateway, keyring, small):
             return ClosingIterator(answer, call.close)
         except BaseException as error:
             if isinstance(error, Exception):  # such as a header that may not be sent
-                call.settle(500, calls.ours(error))
+                call.settle(500, calls.as_refusal(error))
             call.close()
             raise
 
@@ -90,7 +90,7 @@ def complete(call, path, keyring, environ, start_response):
         headers, answer = serve(call, dialect)
         status = 200
     except Exception as error:
-        refusal = calls.ours(error)
+        refusal = calls.as_refusal(error)
         call.settle(refusal.status, refusal)
         status, answer = refusal.status, [dialect.refusal(refusal)]
         headers = [JSON, ("Content-Length", str(len(answer[0]))), *refusal.headers.items()]
@@ -109,9 +109,9 @@ def serve(call, dialect):
     del body
     if ask.stream is None:
         body = (
-            calls.plain(call, ask, dialect.write)
+            calls.answer_whole(call, ask, dialect.write)
             if ask.path
-            else dialect.write(calls.count(call, ask), ask)[0]
+            else dialect.write(calls.count_prompt(call, ask), ask)[0]
         )
         return [JSON, ("Content-Length", str(len(body)))], pieces(body)
     events = calls.relay(call, ask)
@@ -165,7 +165,9 @@ def stamp(call):
         ("request-id", call.id),
     ]  # OpenAI's name for it, and Anthropic's
     if call.key:
-        headers += call.gateway.gate.standing(call.key.id, call.key.limits, calls.now()).items()
+        headers += call.gateway.gate.standing(
+            call.key.id, call.key.limits, calls.steady_time()
+        ).items()
         if call.queued_ms is not None:
             headers.append(("x-sparks-queue-ms", str(call.queued_ms)))
     if call.body.breaks:
@@ -351,7 +353,7 @@ def refused(error):
     )
     if isinstance(error, HTTPException):
         error = from_werkzeug(error)
-    refusal = request.environ["sparks.refusal"] = calls.ours(error)
+    refusal = request.environ["sparks.refusal"] = calls.as_refusal(error)
     body = messages.refusal(refusal) if speaks_anthropic(request) else openai_refusal(refusal)
     return Response(
         body, refusal.status, {**allowed, **refusal.headers}, mimetype="application/json"
