@@ -282,6 +282,7 @@ class Metered(io.RawIOBase):
         return True
 
     def readinto(self, buffer):
+        gevent.sleep(0)  # bytes that wait in the kernel let nobody else run, no time-out either
         size = self.raw.readinto(buffer)
         self.left -= size
         if self.left < 0:
