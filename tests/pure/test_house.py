@@ -170,7 +170,7 @@ def test_modules_say_what_they_are_about(name):
 # The modules that may name an engine's maker, and how many lines of words for people others have.
 MAKERS = ("engines/kinds.py", "engines/local/")
 NAMING = {
-    "front/master.py": 1,                           # the start screen: how to start one
+    "front/screen.py": 1,                           # the start screen: how to start one
     "settings.py": 1,                               # SPARKS_VLLM_VENV, which the tests read
 }
 
@@ -181,9 +181,9 @@ def test_what_differs_between_engines_stands_in_one_place():
     for path in SOURCES:
         name = str(path.relative_to(ROOT))
         lines = [line for line in path.read_text().splitlines() if re.search("vllm|llama", line, re.IGNORECASE)]
-        if lines and not name.startswith((*MAKERS, "bench/")):
-            found[name] = len(lines)
-    assert found == NAMING
+        if len(lines) > NAMING.get(name, 0) and not name.startswith((*MAKERS, "bench/")):
+            found[name] = lines
+    assert found == {}
 
 
 def test_engines_and_images_share_one_trust():
