@@ -97,6 +97,8 @@ class Model:
 class Engine:
     """One engine: its address, its connections, and what the last probe of it showed.
 
+    pool           connections for requests
+    probes         one for probes: each begins with a new one, and takes none from a request
     served         the entries of its list of models; None: it is off
     listed         the same as it last was: an engine that is off will likely come back with it
     kind           its kinds.Kind
@@ -113,6 +115,7 @@ class Engine:
         if key:
             self.headers["Authorization"] = f"Bearer {key}"
         self.pool = Pool(url)
+        self.probes = Pool(url, self.pool.tls)
         self.served = None
         self.listed = []
         self.kind = OTHER
@@ -136,6 +139,7 @@ class Engine:
             self.failed_probes += 1
             if self.failed_probes >= FAILED_PROBES:
                 self.served = None
+        self.probes.clear()
         self.pool.prune()
 
     def ask_models(self):
@@ -168,7 +172,7 @@ class Engine:
     def get(self, path):
         """(status, body) of a GET. Raises Silent, Refusal."""
         with Timeout(PROBE_TIMEOUT, Silent):  # looking up its name and connecting included
-            answer = self.pool.get(path, self.headers)
+            answer = self.probes.get(path, self.headers)
             try:
                 data = answer.all(PROBE_TIMEOUT, MAX_LIST)
                 return answer.status, data
