@@ -161,7 +161,7 @@ class Call:
     def send(self):
         self.answer = self.gateway.fleet.send(self.ask, self.id)
         self.ask.body = None
-        self.body.skeleton = None
+        self.body.abridged = None
         self.answer.when_freed(self.release)
         return self.answer
 
