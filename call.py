@@ -1,12 +1,14 @@
 """The life of a request: what it holds, and how it ends, whatever ends it.
 
-`relay` is a stream from top to bottom, `plain` a request that is answered whole.
+`relay` is a stream from top to bottom, `answer_whole` a request that is answered in one piece,
+`count_prompt` one that only wants to know how long its prompt is.
 """
 
 import logging
-import re
 import random
+import re
 from array import array
+from contextlib import suppress
 from fcntl import ioctl
 from termios import FIONREAD
 from time import monotonic, time
@@ -14,108 +16,145 @@ from time import monotonic, time
 from gevent import get_hub, getcurrent, sleep, socket, spawn
 from gevent.event import Event
 
-from engines import images
 import pump
-from errors import ClientGone, InternalError, Refusal, ShuttingDown, UpstreamError, UpstreamTimeout
+from engines import images
 from engines.failures import from_engine
 from engines.http1 import Silent
+from errors import ClientGone, InternalError, Refusal, ShuttingDown, UpstreamError, UpstreamTimeout
 from store.ledger import Row, figures
 from stream import loads
 
 logger = logging.getLogger("sparks")
-MAX_ANSWER = 256 << 20  # bytes of a plain answer
-
-
+MAX_ANSWER = 256 << 20  # bytes of an answer that comes in one piece
 LOOK = 0.25  # seconds between two looks at a socket that has bytes waiting
-STARTED = time() - monotonic()  # the epoch by a clock that is never set back
-ESTABLISHED = 1  # in TCP_INFO
+STARTED = time() - monotonic()
+ESTABLISHED = 1  # a TCP connection's state, as TCP_INFO gives it
 COUNT_WAIT = 0.5  # seconds for which the first event waits for the count of the prompt
+QUIT_WAIT = 1.0  # seconds that requests have to end when the gateway ends at once
 LEFT = 499  # the status in the ledger of a request whose client went away
 
 
 class Gateway:
-    """What all calls of a gateway share. `notes` are called with each Row of the ledger: log, metrics."""
+    """What all calls share.
+
+    settings, fleet, gate, ledger   see the modules of these names
+    bodies    front.body.Bodies: how much all bodies in memory weigh together
+    notes     functions that are told of each request's end: (Row, Key or None)
+    live      the calls that have not ended
+    """
 
     def __init__(self, settings, fleet, gate, ledger, bodies, notes=()):
-        self.settings, self.fleet, self.gate, self.ledger, self.notes = (
-            settings,
-            fleet,
-            gate,
-            ledger,
-            notes,
-        )
-        self.bodies, self.live = bodies, set()
+        self.settings = settings
+        self.fleet = fleet
+        self.gate = gate
+        self.ledger = ledger
+        self.bodies = bodies
+        self.notes = notes
+        self.live = set()
 
     def drain(self, seconds):
         """Let nobody in any more, give the live requests so long, then end each with an error."""
         self.gate.closed = True
-        end = monotonic() + seconds
-        while self.live and monotonic() < end:
-            sleep(0.05)
+        self.wait_for_calls(seconds)
+        self.interrupt_all()
+
+    def abandon(self):
+        """The end at once, with a row for each request.
+
+        A call ends in its own greenlet, which alone stops the watchers that it has in the hub. What
+        is left after that waits for a client that takes nothing, and has no watchers any more.
+        """
+        self.gate.closed = True
+        self.interrupt_all()
+        self.wait_for_calls(QUIT_WAIT)
+        for call in list(self.live):
+            call.settle(503, restarting())
+
+    def interrupt_all(self):
         for call in list(self.live):
             get_hub().loop.run_callback(call.interrupt, restarting())
 
-    def abandon(self):
-        """The end at once: write the rows."""
-        for call in list(self.live):
-            call.settle(503, restarting())
+    def wait_for_calls(self, seconds):
+        end = monotonic() + seconds
+        while self.live and monotonic() < end:
+            sleep(0.05)
 
 
 def restarting():
     return ShuttingDown("the gateway is restarting; send the request again", retry_after=5)
 
 
-class Call:
-    """All that a request holds: body, slot, the engine's answer, the watcher of its client.
+class ClientWatch:
+    """Calls `on_gone` in the hub when the client at `sock` has left, whose request is in already.
 
-    `settle` ends it once, before the last bytes leave; `close` does if nothing else did. Whatever ends a request early
-    is thrown into its greenlet by `interrupt`, as gevent.Timeout does, in every phase alike.
+    A readable socket without bytes means that the client has closed. With bytes it is a pipelined
+    request, which is not ours to read and hides the end behind it: then TCP itself is asked.
+    """
+
+    def __init__(self, sock, on_gone):
+        self.sock = sock
+        self.on_gone = on_gone
+        self.watcher = get_hub().loop.io(sock.fileno(), pump.READABLE)
+        self.watcher.start(self.on_readable)
+
+    def on_readable(self):
+        waiting = array("i", [0])
+        with suppress(OSError):
+            ioctl(self.sock.fileno(), FIONREAD, waiting)
+        self.stop()
+        if waiting[0]:
+            self.watcher = get_hub().loop.timer(LOOK, LOOK)
+            self.watcher.start(self.on_look)
+        else:
+            self.on_gone()
+
+    def on_look(self):
+        if self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != ESTABLISHED:
+            self.stop()
+            self.on_gone()
+
+    def stop(self):
+        if self.watcher:
+            self.watcher.stop()
+            self.watcher.close()
+            self.watcher = None
+
+
+class Call:
+    """All that a request holds: body, slot, the engine's answer, the watch on its client.
+
+    `settle` ends it once, before the last bytes leave; `close` does if nothing else did. Whatever
+    ends a request early is thrown into its greenlet by `interrupt`, as gevent.Timeout does, in
+    every phase alike.
+
+    body     front.body.Body
+    frame    a function: bytes of the answer -> bytes for the client's socket
+    started  when it began, in epoch seconds; the other moments of its way are by the monotonic
+             clock: begun, entered (the queue), granted (a slot), first (token)
     """
 
     def __init__(self, gateway, environ, body):
-        self.gateway, self.sock = gateway, environ["gunicorn.socket"]
+        """`environ` is WSGI's, with what front/wsgi.py adds to it."""
+        self.gateway = gateway
+        self.sock = environ["gunicorn.socket"]
+        self.frame = environ["sparks.frame"]
         self.id = request_id(environ.get("HTTP_X_REQUEST_ID", ""))
-        self.frame = environ["sparks.frame"]  # bytes of the answer -> bytes for the socket
         self.body = body
-        self.greenlet, self.open = getcurrent(), True
-        self.key = self.ask = self.ticket = self.answer = self.watcher = self.usage = (
-            self.counting
-        ) = None
-        self.begun, self.started, self.route = monotonic(), time(), ""
-        self.entered = self.granted = self.first = None  # monotonic moments of its way
+        self.greenlet = getcurrent()
+        self.open = True
+        self.route = ""
+        self.key = self.ask = self.usage = None
+        self.watch = self.ticket = self.answer = self.counting = None
+        self.started = time()
+        self.begun = monotonic()
+        self.entered = self.granted = self.first = None
         gateway.live.add(self)
 
     # -- the client
 
     def attend(self):
-        """Watch the client from here on: its body is in, so a readable socket means that it has gone."""
-        self.watcher = get_hub().loop.io(self.sock.fileno(), pump.READABLE)
-        self.watcher.start(self.on_readable)
-
-    def on_readable(self):
-        waiting = array("i", [0])
-        try:
-            ioctl(self.sock.fileno(), FIONREAD, waiting)
-        except OSError:
-            pass
-        self.unwatch()
-        if waiting[0]:  # a pipelined request: its bytes are gunicorn's
-            self.watcher = get_hub().loop.timer(LOOK, LOOK)
-            self.watcher.start(self.on_look)
-        else:
-            self.interrupt(ClientGone())
-
-    def on_look(self):
-        """The socket stays readable: ask TCP itself whether the client has closed."""
-        if self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != ESTABLISHED:
-            self.unwatch()
-            self.interrupt(ClientGone())
-
-    def unwatch(self):
-        if self.watcher:
-            self.watcher.stop()
-            self.watcher.close()
-            self.watcher = None
+        """Watch the client from here on."""
+        self.watch = ClientWatch(self.sock, lambda: self.interrupt(ClientGone()))
 
     def interrupt(self, error):
         """End the call early with `error` (Refusal or ClientGone). Called in the hub."""
@@ -124,66 +163,76 @@ class Call:
 
     # -- the slot and the engine
 
-    def fill(self, ask):
-        """Fetch the images that the request names by their addresses, unless it would be turned away. Raises Refusal."""
+    def fetch_images(self, ask):
+        """Put the images in that the request names by their addresses. Raises Refusal.
+
+        Nothing is fetched for a request that would be turned away.
+        """
         if ask.images:
-            self.gateway.gate.check(self.key.id, ask.model.lane, self.key.limits, now())
+            self.gateway.gate.check(self.key.id, ask.model.lane, self.key.limits, steady_time())
             found = images.fetch_all(ask.images, self.gateway.settings, self.hold)
             ask.body = [found[part] if isinstance(part, str) else part for part in ask.body]
 
     def hold(self, size):
-        """Bytes that came beside the body. A fetch that is being ended may still say so when nothing is held any more."""
+        """Count bytes that came beside the body.
+
+        A fetch that is being ended may still say so when nothing is held any more.
+        """
         if self.open:
             self.body.add(size)
 
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
-        self.ask, self.entered = ask, monotonic()
-        if ask.count:  # beside the queue and the prefill
+        self.ask = ask
+        self.entered = monotonic()
+        if ask.count:  # while the request waits, and while its prompt is read
             self.counting = spawn(self.gateway.fleet.count, ask)
-            self.counting.link(lambda _: self.counted())
+            self.counting.link(lambda _: self.drop_question())
         self.ticket, granted = self.gateway.gate.enter(
-            self.key.id, ask.model.lane, self.key.limits, now()
+            self.key.id, ask.model.lane, self.key.limits, steady_time()
         )
         self.ticket.granted = Event()
         wake(granted)
 
     def turn(self, seconds):
-        """Whether the slot came within so many seconds. Raises Refusal when the queue has lasted too long."""
+        """Whether the slot came within so many seconds.
+
+        Raises Refusal when the request has waited for too long.
+        """
         left = self.entered + self.gateway.settings.queue_timeout - monotonic()
         if self.ticket.granted.wait(min(seconds, max(left, 0))):
             self.granted = monotonic()
             return True
         if seconds >= left:
-            raise self.gateway.gate.late(self.ticket, now())
+            raise self.gateway.gate.late(self.ticket, steady_time())
         return False
 
     def send(self):
+        """The engine's Answer, still to come. Raises Refusal."""
         self.answer = self.gateway.fleet.send(self.ask, self.id)
         self.ask.body = None
         self.body.abridged = None
-        self.answer.when_freed(self.release)
+        self.answer.when_freed(self.release_body)
         return self.answer
 
-    def release(self):
-        """The body has gone; it weighs nothing any more once its prompt is counted."""
+    def release_body(self):
+        """The engine has the body: nothing holds it any more once its prompt is counted."""
         if not self.ask.count:
             self.body.release()
 
     def prompt_tokens(self):
         """How many tokens the prompt has, as counted by now or soon, else estimated."""
         self.counting.join(COUNT_WAIT)
-        tokens = (
-            self.counting.value
-            if self.counting.successful()
-            else self.gateway.fleet.estimate(self.ask)
-        )
+        if self.counting.successful():
+            tokens = self.counting.value
+        else:
+            tokens = self.gateway.fleet.estimate(self.ask)
         self.counting.kill(block=False)
-        self.counted()
+        self.drop_question()
         return tokens
 
-    def counted(self):
-        """The prompt is not needed any more for that."""
+    def drop_question(self):
+        """Let go of the prompt as it was kept for counting."""
         self.ask.count = None
         if self.answer:
             self.answer.free()
@@ -191,33 +240,59 @@ class Call:
     # -- the end
 
     def settle(self, status, error=None, whole=False):
-        """Let go of everything, and write the row. `error`: the Refusal that it ended with; `whole`: the engine's answer
-        came to its end, so its connection may serve again."""
+        """Let go of everything, and write the row. Does nothing the second time.
+
+        error  the Refusal that the request ended with
+        whole  the engine's answer came to its end, so its connection may serve again
+
+        A step that fails is logged and hinders no other: slot and row come whatever happens. None
+        but the writing of the row lets other greenlets run.
+        """
         if not self.open:
             return
         self.open = False
-        self.gateway.live.discard(self)
-        self.body.release()
-        self.unwatch()
-        self.sock.settimeout(
-            self.gateway.settings.stall_timeout
-        )  # for each write that is still to come
-        if self.counting:
-            self.counting.kill(block=False)
+        for step in (self.body.release, self.unwatch, self.bound_writes, self.stop_counting):
+            attempt(step)
         if self.answer:
-            self.answer.close(whole)
-        row = self.row(status, error)
+            attempt(self.answer.close, whole)
+        row = self.row(status, error, attempt(self.figures) or {})
         if self.ticket:
-            wake(self.gateway.gate.leave(self.ticket, row.tokens, self.answer is not None, now()))
-        if self.key:
-            self.gateway.ledger.write(row)
+            attempt(self.leave, row.tokens)
+        try:
+            if self.key:
+                attempt(self.gateway.ledger.write, row)
+        finally:
+            self.gateway.live.discard(self)
         if self.route:
             for note in self.gateway.notes:
-                note(row, self.key)
+                attempt(note, row, self.key)
 
-    def row(self, status, error):
-        model = self.ask.model if self.ask else None
-        stream = self.ask.stream if self.ask else None
+    def unwatch(self):
+        if self.watch:
+            self.watch.stop()
+
+    def bound_writes(self):
+        """Give each write that is still to come its time."""
+        self.sock.settimeout(self.gateway.settings.stall_timeout)
+
+    def stop_counting(self):
+        if self.counting:
+            self.counting.kill(block=False)
+
+    def leave(self, tokens):
+        """Give the slot, or the place in the queue, to others."""
+        reached = self.answer is not None
+        wake(self.gateway.gate.leave(self.ticket, tokens, reached, steady_time()))
+
+    def figures(self):
+        """The tokens of the request as fields of a Row."""
+        stream = self.ask and self.ask.stream
+        return figures(self.usage or stream and stream.usage, stream)
+
+    def row(self, status, error, tokens):
+        """The Row of the ledger. `tokens` are its fields of that sort, a dict."""
+        model = self.ask and self.ask.model
+        stream = self.ask and self.ask.stream
         return Row(
             id=self.id,
             key_id=self.key.id if self.key else 0,
@@ -226,57 +301,77 @@ class Call:
             route=self.route,
             started=self.started,
             queued_ms=self.queued_ms,
-            first_ms=between(self.begun, self.first),
-            total_ms=between(self.begun, monotonic()),
+            first_ms=milliseconds(self.begun, self.first),
+            total_ms=milliseconds(self.begun, monotonic()),
             status=status,
-            error=error.code if error else None,
+            error=error and error.code,
             streamed=stream is not None,
             aborted=status == LEFT,
             truncated=bool(stream and error and self.first),
-            **figures(self.usage or stream and stream.usage, stream),
+            **tokens,
         )
 
     @property
     def queued_ms(self):
-        return between(self.entered, self.granted)
+        return milliseconds(self.entered, self.granted)
 
     def close(self):
+        """The response is over, whatever became of it."""
         self.settle(LEFT)
         self.sock.settimeout(None)
         if self.body.breaks:
             self.body.discard()
 
 
+def attempt(step, *arguments):
+    """What a step of a request's end gives; one that fails is logged, and the next one comes."""
+    try:
+        return step(*arguments)
+    except Exception:
+        logger.exception("a step of a request's end failed: %s", step.__qualname__)
+        return None
+
+
 def request_id(wish):
     """The client's own id if it is a clean one, and no key by mistake; else a new one."""
-    return (
-        wish
-        if re.fullmatch(r"(?!(?i:sk-))[A-Za-z0-9._-]{1,64}", wish)
-        else f"{random.getrandbits(128):032x}"
-    )
+    if re.fullmatch(r"(?!(?i:sk-))[A-Za-z0-9._-]{1,64}", wish):
+        return wish
+    return f"{random.getrandbits(128):032x}"
 
 
-def now():
-    """Epoch seconds for the Gate, whose windows must not jump with the wall clock."""
+def steady_time():
+    """Epoch seconds for the Gate, whose windows must not jump when the wall clock is set."""
     return STARTED + monotonic()
 
 
-def between(begin, end):
+def milliseconds(begin, end):
     """Whole milliseconds between two moments, or None if one has not been."""
-    return None if begin is None or end is None else round((end - begin) * 1000)
+    if begin is None or end is None:
+        return None
+    return round((end - begin) * 1000)
 
 
 def wake(tickets):
+    """Tell the requests that wait with these tickets that they have their slots."""
     for ticket in tickets:
         ticket.granted.set()
 
 
+# ---- the three sorts of request
+
+
 def relay(call, ask):
-    """A stream: an iterator of the client's bytes, each item one write. What fails before the first item is raised
-    and can still be an HTTP status; what fails later is the stream's last event."""
-    stream, begun, settings = ask.stream, False, call.gateway.settings
+    """A stream: an iterator of the client's bytes, each item one write.
+
+    What fails before the first item is raised, and can still be an HTTP status; what fails later is
+    the stream's last event.
+    """
+    stream = ask.stream
+    settings = call.gateway.settings
+    begun = False
+    fault = None
     try:
-        call.fill(ask)
+        call.fetch_images(ask)
         call.enter(ask)
         while not call.turn(settings.keepalive):
             begun = True
@@ -286,24 +381,31 @@ def relay(call, ask):
         while (events := first_events(call, since)) is None:
             begun = True
             yield stream.alive()
-        begun, call.first = True, monotonic()
+        begun = True
+        call.first = monotonic()
         yield b""  # the head; all that follows goes through the pump
         pump.move(answer, stream, call.sock, call.frame, settings, since, events)
-        last, fault = stream.end(), None
+        last = stream.end()
     except Exception as error:
-        fault = ours(error)
+        fault = as_refusal(error)
         if not begun:
             raise fault from None
         last = stream.fail(fault)
-    call.settle(
-        fault.status if fault else 200, fault, whole=not fault and (stream.done or answer.ended)
-    )
+    if fault:
+        call.settle(fault.status, fault)
+    else:
+        call.settle(200, whole=stream.done or answer.ended)
     yield last
 
 
 def first_events(call, since):
-    """The first events for the client, or None after a silence that is worth a comment. Raises Refusal."""
-    answer, stream, settings = call.answer, call.ask.stream, call.gateway.settings
+    """The first events for the client, or None after a silence that is worth a comment.
+
+    Raises Refusal.
+    """
+    answer = call.answer
+    stream = call.ask.stream
+    settings = call.gateway.settings
     deadline = since + settings.answer_timeout
     pause = min(monotonic() + settings.keepalive, deadline)
     while (left := pause - monotonic()) > 0:
@@ -312,9 +414,7 @@ def first_events(call, since):
             break
         if answer.streams is None:  # its first bytes tell
             answer.streams = answer.status == 200 and is_stream(answer, data)
-        if (
-            call.counting is not None and stream.prompt_tokens is None
-        ):  # one that has ended is false
+        if call.counting is not None and stream.prompt_tokens is None:
             stream.prompt_tokens = call.prompt_tokens()
         if not answer.streams:
             return unstreamed(answer, stream, data, settings, since)
@@ -330,39 +430,46 @@ def first_events(call, since):
 
 
 def unstreamed(answer, stream, data, settings, since):
-    """A whole answer, or an error, to a request that asked for a stream."""
+    """A whole answer, or an error, to a request that asked for a stream. Raises Refusal."""
     rest = b"" if answer.ended else collect(answer, settings, since)
     events = stream.whole(checked(answer, data + rest))
     if stream.fault or not events:
-        stream.end()  # raises: it is none, which is still an HTTP status
+        stream.end()  # raises: it is no answer, which is still an HTTP status
     return events
 
 
-def plain(call, ask, write):
-    """A whole answer: `write(body, ask)` makes the client's bytes and the usage of the engine's. Raises Refusal."""
+def answer_whole(call, ask, write):
+    """The client's bytes of a request that is answered in one piece. Raises Refusal.
+
+    write  a function: (the engine's answer, ask) -> (the client's bytes, the engine's usage). The
+           answer is a dict, or the bytes of a stream that nobody asked for
+    """
     settings = call.gateway.settings
     try:
-        call.fill(ask)
+        call.fetch_images(ask)
         call.enter(ask)
         call.turn(settings.queue_timeout)
         since = monotonic()
         answer = call.send()
         body = collect(answer, settings, since)
-        data, call.usage = write(
-            body if is_stream(answer, body) and answer.status == 200 else checked(answer, body), ask
-        )
+        if answer.status != 200 or not is_stream(answer, body):
+            body = checked(answer, body)
+        data, call.usage = write(body, ask)
     except Exception as error:
-        raise ours(error) from None
+        raise as_refusal(error) from None
     call.settle(200, whole=True)
     return data
 
 
-def count(call, ask):
+def count_prompt(call, ask):
     """How many tokens a prompt has: asked without a slot, beside everything else."""
     call.ask = ask
     tokens = call.gateway.fleet.count(ask)
     call.settle(200)
     return tokens
+
+
+# ---- an engine's answer
 
 
 def collect(answer, settings, since):
@@ -374,23 +481,21 @@ def collect(answer, settings, since):
 
 
 def unanswered(settings):
-    return UpstreamTimeout(
-        f"the engine has not answered within {settings.answer_timeout:g} seconds"
-    )
+    limit = settings.answer_timeout
+    return UpstreamTimeout(f"the engine has not answered within {limit:g} seconds")
 
 
 def is_stream(answer, data):
     """Whether the engine answers with events; some forget to say so."""
-    kind = answer.headers.get("content-type", "")
-    return (
-        "event-stream" in kind
-        or "json" not in kind
-        and data.lstrip()[:1] not in (b"{", b"[", b"<", b"")
-    )
+    content_type = answer.headers.get("content-type", "")
+    if "event-stream" in content_type:
+        return True
+    looks_like_events = data.lstrip()[:1] not in (b"{", b"[", b"<", b"")
+    return "json" not in content_type and looks_like_events
 
 
 def checked(answer, body):
-    """The JSON object of an engine's plain answer. Raises the Refusal that it stands for."""
+    """The JSON object of an answer that is no stream. Raises the Refusal that it stands for."""
     try:
         value = loads(body)
     except (ValueError, RecursionError):
@@ -404,8 +509,11 @@ def checked(answer, body):
     return value
 
 
-def ours(error):
-    """An exception as a Refusal; one that is no Refusal is a fault of ours and leaves its traceback in the log."""
+def as_refusal(error):
+    """An exception as a Refusal.
+
+    One that is no Refusal is a fault of the gateway, and leaves its traceback in the log.
+    """
     if isinstance(error, Refusal):
         return error
     logger.exception("a fault of the gateway")

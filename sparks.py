@@ -46,7 +46,7 @@ import gevent
 import keys
 import log
 from admission import Gate
-from call import Gateway, now, wake
+from call import Gateway, steady_time, wake
 from engines.fleet import Fleet
 from engines.local import server as local
 from errors import SettingsError
@@ -203,11 +203,11 @@ def renew(settings):
 def open_gate(settings):
     """A Gate that knows what was used today and this month, before this start."""
     gate = Gate(settings.max_active, settings.max_queued)
-    moment = now()
-    day = ledger.day_of(moment)
+    now = steady_time()
+    day = ledger.day_of(now)
     today = ledger.used_by_key(day)
     for key, tokens in ledger.used_by_key(day[:8] + "01").items():
-        gate.begin(key, today.get(key, 0), tokens, moment)
+        gate.begin(key, today.get(key, 0), tokens, now)
     return gate
 
 

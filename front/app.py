@@ -11,7 +11,7 @@ from time import time
 
 from werkzeug.wsgi import ClosingIterator
 
-from call import Call, count, ours, plain, relay
+from call import Call, answer_whole, as_refusal, count_prompt, relay
 from dialects.responses import Responses
 from errors import InvalidRequest
 from front.body import Body
@@ -71,7 +71,7 @@ class Front:
             return ClosingIterator(response, call.close)
         except BaseException as error:
             if isinstance(error, Exception):  # such as a header that may not be sent
-                call.settle(500, ours(error))
+                call.settle(500, as_refusal(error))
             call.close()
             raise
 
@@ -85,7 +85,7 @@ class Front:
             call.key = key_of(environ, self.keyring)
             headers, body = serve(call, dialect)
         except Exception as error:
-            refusal = ours(error)
+            refusal = as_refusal(error)
             call.settle(refusal.status, refusal)
             status = refusal.status
             body = [dialect.refusal(refusal)]
@@ -110,9 +110,9 @@ def serve(call, dialect):
         first = next(events)  # a Refusal here is still an HTTP status
         return STREAM_HEADERS, chain([first], events)
     if ask.path:
-        body = plain(call, ask, dialect.write)
+        body = answer_whole(call, ask, dialect.write)
     else:
-        body, _ = dialect.write(count(call, ask), ask)
+        body, _ = dialect.write(count_prompt(call, ask), ask)
     return [JSON, ("Content-Length", str(len(body)))], pieces(body)
 
 

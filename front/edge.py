@@ -4,7 +4,7 @@ import hmac
 
 import gevent
 
-from call import now
+from call import steady_time
 from errors import Forbidden
 
 
@@ -33,7 +33,7 @@ def response_headers(call):
         ("request-id", call.id),  # as Anthropic does
     ]
     if call.key:
-        headers += call.gateway.gate.standing(call.key.id, call.key.limits, now()).items()
+        headers += call.gateway.gate.standing(call.key.id, call.key.limits, steady_time()).items()
         if call.queued_ms is not None:
             headers.append(("x-sparks-queue-ms", str(call.queued_ms)))
     if call.body.breaks:

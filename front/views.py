@@ -6,7 +6,7 @@ from time import time
 from flask import Flask, Response, redirect, request
 from werkzeug.exceptions import HTTPException
 
-from call import ours
+from call import as_refusal
 from dialects import messages
 from dialects.engine import openai_refusal
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound
@@ -219,7 +219,7 @@ def refused(error):
         headers["Allow"] = ", ".join(sorted(error.valid_methods))
     if isinstance(error, HTTPException):
         error = from_werkzeug(error)
-    refusal = request.environ["sparks.refusal"] = ours(error)
+    refusal = request.environ["sparks.refusal"] = as_refusal(error)
     headers |= refusal.headers
     write = messages.refusal if speaks_anthropic(request) else openai_refusal
     return Response(write(refusal), refusal.status, headers, mimetype="application/json")
