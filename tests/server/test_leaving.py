@@ -494,12 +494,13 @@ import stream
 from dialects import chat
 from gevent import getcurrent
 
-read, feed, write, stamp, complete = chat.read, stream.ChatStream.feed, chat.write, app.stamp, app.complete
+read, feed, write = chat.read, stream.ChatStream.feed, chat.write
+headers_of, complete = app.response_headers, app.Front.complete
 faults = {}                                         # greenlet -> what its request shall meet
 
-def faulty_complete(call, dialect, keyring, environ, start_response):
+def faulty_complete(self, call, path, environ, start_response):
     faults[getcurrent()] = environ.get("HTTP_X_FAULT")
-    return complete(call, dialect, keyring, environ, start_response)
+    return complete(self, call, path, environ, start_response)
 
 def faulty_read(body, fleet):
     if faults.get(getcurrent()) == "read":
@@ -516,20 +517,20 @@ def faulty_write(answer, ask):
         raise ZeroDivisionError("a fault in write")
     return write(answer, ask)
 
-def faulty_stamp(call):
-    headers, fault = stamp(call), faults.get(getcurrent())
+def faulty_headers(call):
+    headers, fault = headers_of(call), faults.get(getcurrent())
     if fault == "name":                             # the server refuses it
         return [*headers, ("no good name", "1")]
     if fault == "value":
         return [*headers, ("x-bad", "a\\r\\nb")]
     if fault == "two in one":
         return [*headers, ("x-bad", "a\\r\\nx-worse: b")]
-    if fault == "stamp":
-        raise ZeroDivisionError("a fault in stamp")
+    if fault == "headers":
+        raise ZeroDivisionError("a fault in the headers")
     return headers
 
-app.complete, chat.read, stream.ChatStream.feed = faulty_complete, faulty_read, faulty_feed
-chat.write, app.stamp = faulty_write, faulty_stamp
+app.Front.complete, chat.read, stream.ChatStream.feed = faulty_complete, faulty_read, faulty_feed
+chat.write, app.response_headers = faulty_write, faulty_headers
 """
 
 
@@ -602,7 +603,7 @@ def test_fault_in_write(broken):
     connection.close()
 
 
-@pytest.mark.parametrize("kind", ["name", "value", "two in one", "stamp"])
+@pytest.mark.parametrize("kind", ["name", "value", "two in one", "headers"])
 @pytest.mark.parametrize("streams", [True, False], ids=["stream", "plain"])
 def test_refused_response_header(broken, streams, kind):
     """Such an answer never begins; what its request holds is let go of all the same, and it was no client that left."""
