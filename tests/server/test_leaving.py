@@ -2,6 +2,9 @@
 
 The matrix is {where the request was} × {stream, plain} × {how the client left}, for every way in (APIS).
 """
+import ctypes
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -30,6 +33,7 @@ kind = "embedding"
 """
 WORST = {}                                          # (phase, form, leave) -> ms until the engine saw it
 IDS = count()
+SO_ATTACH_FILTER = 26                               # Python has no name for it
 
 
 class Api(NamedTuple):
@@ -484,6 +488,59 @@ def test_connection_that_rests_is_no_stalled_one(stalling):
             assert answer.status == 200 and answer.read_all()
             if not streams:
                 assert not connection.ended(1.3)
+
+
+# ---- clients that vanish
+
+OPTIONS = """
+import socket
+from front.worker import Worker
+
+handle_request = Worker.handle_request
+names = "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT"
+
+def noted(self, listener, req, sock, addr):
+    on = sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    print("keepalive", on, *(sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names), flush=True)
+    return handle_request(self, listener, req, sock, addr)
+
+Worker.handle_request = noted
+"""
+SOON = "import socket, tcp; tcp.KEEPALIVE = {socket.TCP_KEEPIDLE: 1, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 2}"
+
+
+def test_silent_clients_are_probed(tmp_path, stock):
+    with Engine() as engine, started(engine, tmp_path, stock, OPTIONS) as gateway:
+        assert gateway.client(key=False).get("/healthz").status == 200
+        assert "keepalive 1 60 10 6\n" in gateway.log
+
+
+@pytest.mark.parametrize("where", ["queue", "prefill", "stream"])
+def test_a_client_that_vanishes(tmp_path, stock, where):
+    """No FIN comes, and nothing is acknowledged any more: as with a machine that was switched off."""
+    with Engine() as engine, started(engine, tmp_path, stock, SOON, max_active=1) as gateway:
+        engine.always(lambda request: [*THOUGHT[:3], Hang()] if request.json().get("stream") else [Head(), Hang()])
+        first, connection = gateway.client().open(), gateway.client().open()
+        if where == "queue":
+            first.start("POST", CHAT.path, chat_body(False))
+            wait_until(lambda: gauges(gateway)["sparks_active"] == 1, 3)
+        connection.start("POST", CHAT.path, chat_body(where == "stream"), {"x-request-id": "vanished"})
+        if where == "stream":
+            events = connection.answer().events()
+            next(events), next(events), next(events)
+        held = "sparks_queued" if where == "queue" else "sparks_active"
+        wait_until(lambda: gauges(gateway)[held] == 1, 3)
+        go_deaf(connection.sock)
+        assert row_of(gateway.db, "vanished", 6)["status"] == 499
+        first.close()
+        idle(gateway)
+
+
+def go_deaf(sock):
+    """Have the kernel drop all that comes for a socket, probes too, before TCP sees it: a packet filter of one
+    instruction, `return 0`."""
+    instruction = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+    sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(instruction)))
 
 
 # ---- faults of our own
