@@ -12,7 +12,13 @@ import sys
 import gevent
 from gevent import getcurrent
 from gunicorn.arbiter import Arbiter
-from gunicorn.http import errors as http_errors
+from gunicorn.http.errors import (
+    ExpectationFailed,
+    ForbiddenProxyRequest,
+    LimitRequestHeaders,
+    LimitRequestLine,
+    ParseException,
+)
 from gunicorn.workers.base_async import AsyncWorker
 from gunicorn.workers.ggevent import GeventWorker
 
@@ -23,10 +29,10 @@ from tcp import detect_vanished_peer
 logger = logging.getLogger("sparks")
 LOOK = 0.2  # seconds between two looks whether the worker is to end
 STATUSES = {  # of malformed HTTP; 400 if not here
-    http_errors.LimitRequestLine: 414,
-    http_errors.LimitRequestHeaders: 431,
-    http_errors.ExpectationFailed: 417,
-    http_errors.ForbiddenProxyRequest: 403,
+    LimitRequestLine: 414,
+    LimitRequestHeaders: 431,
+    ExpectationFailed: 417,
+    ForbiddenProxyRequest: 403,
 }
 
 
@@ -178,7 +184,7 @@ class Worker(GeventWorker):
     def handle_error(self, req, client, addr, exc):
         """Answer what never became a request, or a fault of ours. (gunicorn's own way logs the
         address with its query, which can hold secrets.)"""
-        if isinstance(exc, http_errors.ParseException):
+        if isinstance(exc, ParseException):
             refusal = Refusal(
                 f"this is no valid HTTP request: {type(exc).__name__}",
                 status=STATUSES.get(type(exc), 400),
