@@ -4,8 +4,12 @@
 def screen(settings, models, keys, is_local):
     """The text. `models` are those that are loaded, `keys` is the number of active ones."""
     where = f"http://{reachable(settings.bind)}"
-    fronts = "a small model on this machine" if is_local else ", ".join(settings.upstream)
-    active = f"{keys} active" if keys else "none yet"
+    fronts = ", ".join(settings.upstream)
+    if is_local:
+        fronts = "a small model on this machine"
+    active = "none yet"
+    if keys:
+        active = f"{keys} active"
     return f"""\
 Sparks
   listens at  {settings.bind}

@@ -77,14 +77,14 @@ def json_response(value, status=200, headers=None):
 def list_models(gateway):
     """GET /v1/models: OpenAI's list, with what Anthropic's clients need to page through it."""
     models, more = page_of(view_of(gateway).listed(), request.args)
-    found = [model_object(model) for model in models]
+    ids = [model.id for model in models] or [None]
     return json_response(
         {
             "object": "list",
-            "data": found,
+            "data": [model_object(model) for model in models],
             "has_more": more,
-            "first_id": found[0]["id"] if found else None,
-            "last_id": found[-1]["id"] if found else None,
+            "first_id": ids[0],
+            "last_id": ids[-1],
         }
     )
 
