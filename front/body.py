@@ -152,8 +152,8 @@ class Body:
     def step(self, size):
         """How much to read after `size` bytes: up to the first byte too many.
 
-        Asked for a few bytes, gunicorn waits for 1 KB, which may never come. So a rest that small is
-        read together with the piece before it.
+        Asked for a few bytes, gunicorn waits for 1 KB, which may never come. So a rest that small
+        is read together with the piece before it.
         """
         left = self.most + 1 - size
         if left <= PIECE + 1024:
