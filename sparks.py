@@ -44,7 +44,6 @@ from urllib.parse import urlsplit
 import gevent
 
 import keys
-import log
 from admission import Gate
 from call import Gateway, steady_time, wake
 from engines.fleet import Fleet
@@ -54,6 +53,7 @@ from front import lock, master
 from front.app import create_app
 from front.body import Bodies
 from front.screen import reachable, screen
+from log import RequestLog, say, set_up
 from metrics import Metrics
 from settings import load
 from store import ledger
@@ -82,7 +82,7 @@ def main(arguments=None):
         if options.reload:
             return lock.tell_to_reload(settings.db)
         try_database(settings.db)
-        log.set_up(settings.log)
+        set_up(settings.log)
         freeze()
         master.run(settings, lambda: Service(settings, options.local))
     except SettingsError as error:
@@ -136,7 +136,7 @@ class Service:
             open_gate(settings),
             self.ledger,
             Bodies(settings.max_bodies),
-            (log.note, metrics.note),
+            (RequestLog(settings.log).note, metrics.note),
         )
         metrics.watch(self.gateway)
         self.app = create_app(self.gateway, keys.Keyring(), metrics, own_seal())
@@ -157,11 +157,11 @@ class Service:
     def announce(self, first_key):
         """Say what was started; with a local engine, also how to try it, once it answers."""
         self.fleet.looked.wait(SOON)
-        log.say(screen(self.settings, self.fleet.models(), keys.active().count(), self.is_local))
+        say(screen(self.settings, self.fleet.models(), keys.active_keys().count(), self.is_local))
         if self.is_local:
             while not any(model.default for model in self.fleet.models()):
                 gevent.sleep(0.1)
-            log.say(local.greeting(f"http://{reachable(self.settings.bind)}", first_key))
+            say(local.greeting(f"http://{reachable(self.settings.bind)}", first_key))
 
     def reload(self):
         """Read sparks.toml again; what is wrong with it is logged, and the old settings stay."""
@@ -173,7 +173,7 @@ class Service:
         settings = self.settings
         if self.is_local:
             local.adopt(new, settings.upstream)
-        fixed = settings.adopt(new)
+        fixed = settings.update_from(new)
         gate = self.gateway.gate
         gate.slots = settings.max_active
         gate.most_waiting = settings.max_queued
@@ -195,7 +195,7 @@ class Service:
 def renew(settings):
     """Read sparks.toml again: a worker in the place of another must not go back behind a reload."""
     try:
-        settings.adopt(load(warn=lambda line: None))
+        settings.update_from(load(warn=lambda line: None))
     except SettingsError as error:
         logger.error("a new worker: %s; the settings of the start are in force", error)
 
@@ -204,7 +204,7 @@ def open_gate(settings):
     """A Gate that knows what was used today and this month, before this start."""
     gate = Gate(settings.max_active, settings.max_queued)
     now = steady_time()
-    day = ledger.day_of(now)
+    day = ledger.utc_day(now)
     today = ledger.used_by_key(day)
     for key, tokens in ledger.used_by_key(day[:8] + "01").items():
         gate.begin(key, today.get(key, 0), tokens, now)

@@ -15,7 +15,7 @@ from call import Call, answer_whole, as_refusal, count_prompt, relay
 from dialects.responses import Responses
 from errors import InvalidRequest
 from front.body import Body
-from front.edge import check_edge, key_of, response_headers
+from front.edge import check_edge, check_key, response_headers
 from front.routes import ROUTES
 from front.views import small_app
 
@@ -82,7 +82,7 @@ class Front:
         status = 200
         try:
             check_edge(environ, self.gateway.settings)
-            call.key = key_of(environ, self.keyring)
+            call.key = check_key(environ, self.keyring)
             headers, body = serve(call, dialect)
         except Exception as error:
             refusal = as_refusal(error)

@@ -21,7 +21,7 @@ def check_edge(environ, settings):
         )
 
 
-def key_of(environ, keyring):
+def check_key(environ, keyring):
     """The Key of a request. Raises InvalidKey."""
     return keyring.check(environ.get("HTTP_AUTHORIZATION"), environ.get("HTTP_X_API_KEY"))
 

@@ -10,7 +10,7 @@ from call import as_refusal
 from dialects import messages
 from dialects.engine import openai_refusal
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound
-from front.edge import check_edge, key_of, response_headers
+from front.edge import check_edge, check_key, response_headers
 from front.routes import ROUTES, existing
 from pages import help
 from store import ledger
@@ -56,7 +56,7 @@ def admit(keyring, settings):
     call.route = f"{request.method} {rule}" if rule else "unknown"
     check_edge(request.environ, settings)
     if request.routing_exception is None:
-        call.key = key_of(request.environ, keyring)
+        call.key = check_key(request.environ, keyring)
 
 
 def finish(response):
@@ -147,7 +147,7 @@ def own_usage(gateway):
     """GET /v1/usage: the caller's own totals and limits."""
     key = request.environ["sparks.call"].key
     account = gateway.gate.account(key.id)
-    day = ledger.day_of(time())
+    day = ledger.utc_day(time())
     return json_response(
         {
             "object": "usage",
@@ -166,7 +166,7 @@ def own_usage(gateway):
 def show_metrics(keyring, metrics):
     """GET /metrics: for this machine, unless a proxy on it speaks for another, or an admin's
     key."""
-    if not from_here(request) and not key_of(request.environ, keyring).admin:
+    if not from_here(request) and not check_key(request.environ, keyring).admin:
         raise Forbidden(
             "metrics are for this machine, or for an admin's key (./run.sh keys add NAME --admin)"
         )
