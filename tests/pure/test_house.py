@@ -1,5 +1,6 @@
 """The house's rules: what is pure stays pure, arrows run one way, functions fit on a page."""
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,8 @@ PURE = ["stream", "admission", "reasoning", "errors",
         *sorted(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
                 for path in (ROOT / "dialects").rglob("*.py"))]
 NOT_PURE = {"gevent", "socket", "ssl", "select", "selectors", "time", "threading", "subprocess", "asyncio", "requests",
-            "random", "secrets"}
-EFFECTS = {"gevent", "requests", "gunicorn", "flask", "peewee"}
+            "urllib3", "random", "secrets"}
+EFFECTS = {"gevent", "requests", "urllib3", "gunicorn", "flask", "peewee"}
 LINES = 45
 LONGER = {}                                         # function -> its lines, where there is a reason
 
@@ -161,3 +162,29 @@ def test_functions_fit_on_a_page():
 @pytest.mark.parametrize("name", TREES)
 def test_modules_say_what_they_are_about(name):
     assert ast.get_docstring(TREES[name]) or not TREES[name].body
+
+
+# ---- kinds of engines
+
+# The modules that may name an engine's maker, and how many lines of words for people others have.
+MAKERS = ("engines/kinds.py", "engines/local/")
+NAMING = {
+    "front/screen.py": 1,                           # the start screen: how to start one
+    "settings.py": 1,                               # SPARKS_VLLM_VENV, which the tests read
+}
+
+
+def test_what_differs_between_engines_stands_in_one_place():
+    """So that a new kind of engine is a class in engines/kinds.py, and nothing else."""
+    found = {}
+    for path in SOURCES:
+        name = str(path.relative_to(ROOT))
+        lines = [line for line in path.read_text().splitlines() if re.search("vllm|llama", line, re.IGNORECASE)]
+        if len(lines) > NAMING.get(name, 0) and not name.startswith((*MAKERS, "bench/")):
+            found[name] = lines
+    assert found == {}
+
+
+def test_engines_and_images_share_one_trust():
+    """requests brings a store of its own, and reads proxies and ~/.netrc."""
+    assert not [name for name in TREES if {package(part or "") for part in imports(name)} & {"requests", "certifi"}]
