@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from front import large_json
 from dialects import messages
 from errors import InvalidRequest
-from front.large_json import HEAD, Skeleton
+from front.large_json import HEAD, Abridged
 from test_dialect_messages import Fleet
 
 IMAGE = "data:image/png;base64," + "iVBORw0KGgoAAAANSUhEUgAA" * 4000
@@ -17,7 +17,7 @@ PIECES = (1, 2, 3, 7, 128, 1 << 20)
 
 
 def fed(body, size=1 << 20, mark="mark"):
-    one = Skeleton(mark)
+    one = Abridged(mark)
     for at in range(0, len(body), size):
         one.feed(body[at:at + size])
     return one
@@ -80,7 +80,7 @@ def test_any_json_comes_back(value, ascii, seed):
     before = large_json.LONG, large_json.HEAD, large_json.SHORT
     large_json.LONG, large_json.HEAD, large_json.SHORT = 80, 32, large_json.shorter(80)
     try:
-        one, at, chance = Skeleton("m"), 0, random.Random(seed)
+        one, at, chance = Abridged("m"), 0, random.Random(seed)
         while at < len(body):
             step = chance.choice((1, 2, 5, 40))
             one.feed(body[at:at + step])

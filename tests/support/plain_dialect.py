@@ -49,9 +49,7 @@ class PlainStream(PieceStream):
 
 
 if __name__ == "__main__":
-    from front import app
     from front import routes
 
-    routes.ROUTES.append(routes.Route("POST", "/v1/plain", "A dialect for tests"))
-    app.DIALECTS["/v1/plain"] = sys.modules[__name__]
+    routes.ROUTES.append(routes.Route("POST", "/v1/plain", "A dialect for tests", sys.modules[__name__]))
     sparks.main()
