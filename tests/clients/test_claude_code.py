@@ -6,10 +6,13 @@ import subprocess
 
 import pytest
 
+from support import SUPPORT
 from support.client import Client
-from conftest import EXACT, SUPPORT, Gateway, npm_packages
 from support.engine import Json, chat_chunks, completion
-from support.inside import rows
+from support.gateway import Gateway
+from support.node import npm_packages
+from support.real_engines import EXACT
+from support.rows import rows
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
 CHIPS = {"x86_64": "x64", "aarch64": "arm64"}

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from conftest import EXACT
 from support.engine import Json, chat_chunks, completion
+from support.real_engines import EXACT
 
 pytestmark = pytest.mark.clients
 MODEL = "GLM-5.3-Flash-EXL3"

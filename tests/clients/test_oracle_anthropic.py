@@ -9,16 +9,23 @@ import pydantic
 import pytest
 from anthropic.types import Message, MessageTokensCount, ModelInfo, RawMessageStreamEvent
 
-from support.engine import Close, Head, Json, Pause, chat_chunks, completion, died, llama_chunks, llama_completion, refusal
-from test_dialect_messages import PNG, STREAMS, result, text, use, user
-from test_messages import COUNTED, HELLO, MODEL
+from support.engine import (
+    Close,
+    Head,
+    Json,
+    Pause,
+    chat_chunks,
+    completion,
+    died,
+    llama_chunks,
+    llama_completion,
+    refusal,
+)
+from support.message_streams import STREAMS
+from support.messages import COUNTED, HELLO, MODEL, PNG, THINK, TOOLS, result, text, use, user
+from support.tools import TWO_CALLS, WANTED
 
 EVENT = pydantic.TypeAdapter(RawMessageStreamEvent)
-TOOLS = [{"name": name, "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
-         for name in ("get_weather", "get_time")]
-TWO_CALLS = [("get_weather", ['{"ci', 'ty": "Pa', 'ris"}']), ("get_time", ['{"city"', ': "Rome"}'])]
-WANTED = [("get_weather", {"city": "Paris"}), ("get_time", {"city": "Rome"})]
-THINK = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
 
 
 @pytest.fixture(autouse=True)

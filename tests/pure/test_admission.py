@@ -2,9 +2,10 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from admission import Gate, Limits, MINUTE, NONE
+from admission import MINUTE, NONE, Gate, Limits
 from errors import LimitExceeded, Overloaded, QueueFull, QuotaExceeded, Refusal, ShuttingDown
 
 NOON = 1_796_040_000.0                              # 2026-11-30 12:00 UTC

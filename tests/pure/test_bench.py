@@ -12,7 +12,8 @@ import pytest
 
 from bench import figures, load, machine
 from bench.figures import Figure
-from conftest import ROOT, clean_environment, wait_until
+from support import ROOT
+from support.processes import clean_environment, wait_until
 
 needs_compiler = pytest.mark.skipif(not (shutil.which("cc") or shutil.which("gcc")), reason="there is no C compiler")
 

@@ -7,31 +7,13 @@ import pytest
 from hypothesis import strategies as st
 
 from dialects import chat
-from errors import InvalidRequest, ModelNotFound, Refusal, UpstreamError
+from errors import InvalidRequest, Refusal, UpstreamError
 from reasoning import FIELDS
-from engines.fleet import Model
+from support.chat import FUNCTION, HELLO, PNG, TOOL
+from support.dialect_tables import HYPO, JSON, Fleet, check_refusal, sent
 
-HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=150)
-PNG = "data:image/png;base64,iVBORw0KGgo="
 INSIDE = "http://169.254.169.254/latest/meta-data/"
-HELLO = [{"role": "user", "content": "Hello"}]
 MISSING = object()
-
-
-class Fleet:
-    """Knows the default model, "known", and remembers what it was asked for."""
-
-    def __init__(self, **model):
-        self.model, self.asked = Model(**{"id": "model", "engine_id": "engine/model", **model}), []
-
-    def models(self):
-        return [self.model]
-
-    def find(self, name):
-        self.asked.append(name)
-        if name in (None, "known"):
-            return self.model
-        raise ModelNotFound(f"there is no model {name!r} here", "model")
 
 
 def ask(**fields):
@@ -40,11 +22,6 @@ def ask(**fields):
 
 def read(body, **model):
     return chat.read(body if isinstance(body, (bytes, bytearray)) else json.dumps(body).encode(), Fleet(**model))
-
-
-def sent(one):
-    """What goes to the engine."""
-    return json.loads(b"".join(part if isinstance(part, bytes) else part.encode() for part in one.body))
 
 
 def payload(body, **model):
@@ -58,12 +35,6 @@ def refused(body, **model):
     with pytest.raises(Refusal) as caught:
         read(body, **model)
     return caught.value
-
-
-def check_refusal(error, param, *words):
-    assert (error.status, error.code, error.type) == (400, "invalid_request", "invalid_request_error")
-    assert error.param == param
-    assert all(word in error.message for word in words), error.message
 
 
 # ---- what passes, and where to
@@ -526,8 +497,6 @@ def test_calls_that_are_none(calls, words):
 
 # ---- tools
 
-FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}, "strict": True}
-TOOL = {"type": "function", "function": FUNCTION}
 
 
 @pytest.mark.parametrize("given, sent", [
@@ -686,14 +655,6 @@ def test_a_word_that_is_none():
 
 # ---- anything at all
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-                    | st.text(max_size=5),
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-                        st.sampled_from(["role", "content", "type", "text", "image_url", "url", "tool_calls",
-                                         "function", "name", "arguments", "id",
-                                         "effort", "include_usage", "enable_thinking", "detail", "reasoning"])
-                        | st.text(max_size=3), inner, max_size=4),
-                    max_leaves=12)
 OWNED = ["messages", "model", "stream", "stream_options", "tools", "tool_choice", "max_tokens", "max_completion_tokens",
          "repeat_penalty", "n",
          "repetition_penalty", "response_format", "reasoning", "reasoning_effort", "think", "chat_template_kwargs"]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import strategies as st
 
 from dialects import completions
-from support.engine import sse
 from errors import Refusal, UpstreamError
 from stream import DONE, CompletionStream
-from test_dialect_chat import HYPO, JSON, Fleet, check_refusal, sent
+from support.dialect_tables import HYPO, JSON, Fleet, check_refusal, sent
+from support.engine import sse
 
 PIECES = (1, 2, 3, 7, 128, 1 << 20)
 PROMPT = {"prompt": "Once upon a time"}

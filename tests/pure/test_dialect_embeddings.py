@@ -11,9 +11,9 @@ import pytest
 from hypothesis import strategies as st
 
 from dialects import embeddings
-from errors import InvalidRequest, ModelNotFound, Refusal, UpstreamError
-from test_dialect_chat import HYPO, JSON, check_refusal, sent
 from engines.fleet import Model
+from errors import InvalidRequest, ModelNotFound, Refusal, UpstreamError
+from support.dialect_tables import HYPO, JSON, check_refusal, sent
 
 CHAT = Model("glm", "engine/glm")
 SMALL = Model("small", "engine/small", purpose="embedding")

@@ -9,13 +9,23 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from dialects.responses.items import Inside, input_of
 from dialects.responses import OWN, Responses
-from support.engine import (DONE, chat_chunks, chunk, completion, died, llama_chunks, llama_completion, sse, tokens)
+from dialects.responses.items import Inside, input_of
 from engines.failures import from_engine
-from errors import Overloaded, QueueFull, Refusal, UpstreamError, UpstreamTimeout
-from support.openai_schema import event_problems, problems
 from engines.fleet import Model
+from errors import Overloaded, QueueFull, Refusal, UpstreamError, UpstreamTimeout
+from support.engine import (
+    DONE,
+    chat_chunks,
+    chunk,
+    completion,
+    died,
+    llama_chunks,
+    llama_completion,
+    sse,
+    tokens,
+)
+from support.openai_schema import event_problems, problems
 
 HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=150)
 SIZES = (1, 2, 3, 7, 128, 1 << 20)

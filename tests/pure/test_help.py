@@ -12,10 +12,9 @@ import pytest
 import errors
 import reasoning
 import settings
-from front import routes
-from pages import help
-from front.routes import NOT_SUPPORTED, ROUTES
 from engines.fleet import Model
+from front.routes import NOT_SUPPORTED, ROUTES
+from pages import help
 
 BASE = "https://sparks.example.net"
 HOSTILE = "</code><script>alert(1)</script>`'\"|\\$(id)*_[x](javascript:1)\n\r\u2028# ü\ud800```"

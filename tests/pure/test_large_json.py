@@ -4,13 +4,14 @@ import random
 import time
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from front import large_json
 from dialects import messages
 from errors import InvalidRequest
+from front import large_json
 from front.large_json import HEAD, Skeleton
-from test_dialect_messages import Fleet
+from support.dialect_tables import Fleet
 
 IMAGE = "data:image/png;base64," + "iVBORw0KGgoAAAANSUhEUgAA" * 4000
 PIECES = (1, 2, 3, 7, 128, 1 << 20)

@@ -3,8 +3,8 @@ import json
 
 import pytest
 
-from support.engine import chat_chunks, llama_chunks
 from errors import UpstreamError
+from support.engine import chat_chunks, llama_chunks
 from support.plain_dialect import PlainStream
 
 PIECES = (1, 2, 3, 7, 128, 1 << 20)

@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from support.engine import Engine, Hang, Head, Pause, Raw, Send, Wait, chat_chunks
-from support.inside import descriptors, gauge, idle, resident, row_of, rows, started
+from support.gateway import started
+from support.observe import descriptors, gauge, idle, resident
+from support.rows import row_of, rows
 
 PATH = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "stream_options": {"include_usage": True}}

@@ -2,19 +2,18 @@
 import json
 import random
 import re
-from pathlib import Path
 
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-import stream as stream_module
-from support.engine import compact
 from errors import Refusal, UpstreamError, UpstreamTimeout
 from reasoning import FIELDS
 from stream import ChatStream, Events, LeakedThinking, data_of, dumps, leaked, loads
+from support import SUPPORT
+from support.engine import compact
 
-WIRE = Path(__file__).parent.parent / "support" / "wire"
+WIRE = SUPPORT / "wire"
 BOTH, REASONING, CONTENT = FIELDS["both"], FIELDS["reasoning"], FIELDS["reasoning_content"]
 SIZES = (1, 2, 3, 7, 128, 1 << 20)
 DONE = b"data: [DONE]\n\n"
@@ -916,7 +915,7 @@ def test_comments_are_no_tokens():
 
 @pytest.mark.parametrize("size", SIZES)
 def test_an_event_that_never_ends(monkeypatch, size):
-    monkeypatch.setattr(stream_module, "MAX_EVENT", 1000)
+    monkeypatch.setattr("stream.MAX_EVENT", 1000)
     sent = ROLE + HI + b"data: " + b"x" * 2000
     stream = ChatStream()
     assert replay(stream, sent, every(size, sent)) == ROLE + HI
@@ -924,7 +923,7 @@ def test_an_event_that_never_ends(monkeypatch, size):
 
 
 def test_the_longest_event_passes(monkeypatch):
-    monkeypatch.setattr(stream_module, "MAX_EVENT", 1000)
+    monkeypatch.setattr("stream.MAX_EVENT", 1000)
     whole = ROLE + text("x" * (1000 - len(text("")))) + STOP
     stream = ChatStream()
     assert replay(stream, whole, every(1, whole)) == whole and stream.end() == DONE

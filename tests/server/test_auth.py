@@ -10,8 +10,10 @@ from threading import Event
 
 import pytest
 
-from conftest import ROOT, Gateway, clean_environment
+from support import ROOT
 from support.engine import Head, Wait, chat_chunks
+from support.gateway import Gateway
+from support.processes import clean_environment
 
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "Hello"}]}

@@ -7,11 +7,28 @@ import pytest
 import requests
 import sseclient
 
-from support.engine import (Close, Dribble, Early, End, Hang, Head, Json, Pause, Raw, Reset, Send, Wait, chat_chunks, chunk,
-                    completion, died, llama_chunks, refusal, sse)
-
-PATH = "/v1/chat/completions"
-HELLO = [{"role": "user", "content": "Hello"}]
+from support.chat import HELLO, PATH, deltas, failure, text_of
+from support.engine import (
+    Close,
+    Dribble,
+    Early,
+    End,
+    Hang,
+    Head,
+    Json,
+    Pause,
+    Raw,
+    Reset,
+    Send,
+    Wait,
+    chat_chunks,
+    chunk,
+    completion,
+    died,
+    llama_chunks,
+    refusal,
+    sse,
+)
 
 
 def ask(**fields):
@@ -20,23 +37,6 @@ def ask(**fields):
 
 def stream(**fields):
     return ask(stream=True, **fields)
-
-
-def deltas(answer):
-    """The chunks' deltas, to the end of the stream, which must be [DONE]."""
-    events = [event for event in answer.events() if event.comment is None]
-    assert events[-1].data == "[DONE]"
-    return [choice["delta"] for event in events[:-1] for choice in event.json()["choices"]]
-
-
-def text_of(answer, name="content"):
-    return "".join(delta.get(name) or "" for delta in deltas(answer))
-
-
-def failure(answer):
-    """The error that ends a stream, which must be its last event."""
-    events = [event for event in answer.events() if event.comment is None]
-    return events[-1].json()["error"], events[:-1]
 
 
 # ---- plain

@@ -10,12 +10,24 @@ import time
 
 import pytest
 
-from conftest import ROOT, add_key, clean_environment, wait_until
-from support.engine import Close, Hang, Head, Json, Pause, Raw, Send, chat_chunks, chunk, completion, sse
-from support.inside import children, worker
-from test_chat import HELLO, PATH, failure, text_of
-from test_limits import gauge
-
+from support import ROOT
+from support.chat import HELLO, PATH, failure, text_of
+from support.engine import (
+    Close,
+    Hang,
+    Head,
+    Json,
+    Pause,
+    Raw,
+    Send,
+    chat_chunks,
+    chunk,
+    completion,
+    sse,
+)
+from support.gateway import Gateway, add_key, run_keys
+from support.observe import gauge, worker
+from support.processes import children, clean_environment, wait_until
 
 DIALECTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens",
             "/v1/responses")
@@ -151,7 +163,7 @@ def test_a_slow_readers_stream_is_ended_with_whole_chunks(gateway, engine):
     piece = sse(chunk({"content": "y" * 200_000}))
     engine.play(*chat_chunks("a")[:1], *[Send(piece)] * 40, Hang())
     answer = front.client(rcvbuf=4096, timeout=30).post(PATH, {"messages": HELLO, "stream": True})
-    wait_until(lambda: gauge(front, "sparks_active ") == 1, 3)
+    wait_until(lambda: gauge(front, "sparks_active") == 1, 3)
     front.process.send_signal(signal.SIGTERM)
     time.sleep(0.2)
     error, before = failure(answer)
@@ -215,9 +227,9 @@ def test_leaving_while_the_body_goes_to_the_engine(gateway, engine):
     engine.play(Early(), Hang())
     connection = front.client().open()
     connection.start("POST", PATH, {"messages": HELLO, "user": "x" * 30_000_000})
-    wait_until(lambda: gauge(front, "sparks_active ") == 1, 10)
+    wait_until(lambda: gauge(front, "sparks_active") == 1, 10)
     connection.close()
-    wait_until(lambda: gauge(front, "sparks_active ") == 0, 3)
+    wait_until(lambda: gauge(front, "sparks_active") == 0, 3)
     wait_until(lambda: len(os.listdir(descriptors)) <= before + 2, 3)
 
 
@@ -415,8 +427,7 @@ def test_another_database_in_its_place_is_used(gateway, engine, tmp_path):
     ("limit", "tester", "--expires", "9999-12-31"), ("limit", "tester", "--expires", "0001-01-01T00:00:00+14:00"),
     ("usage", "--days", "1000000"), ("log", "-n", "99999999999999999999")])
 def test_beyond_all_bounds(stock, arguments):
-    from conftest import keys
-    done = keys(*arguments, db=stock[0])
+    done = run_keys(*arguments, db=stock[0])
     assert done.returncode and "Traceback" not in done.stderr and "Error" in done.stderr
 
 
@@ -443,7 +454,6 @@ def test_files_beyond_all_bounds(tmp_path, text):
 
 
 def test_an_odd_environment(stock, engine, tmp_path):
-    from conftest import Gateway
     odd = dict(PROMETHEUS_MULTIPROC_DIR="/nonexistent", SCRIPT_NAME="/x", GUNICORN_PID="1", GUNICORN_FD="99",
                FORWARDED_ALLOW_IPS="proxy", WEB_CONCURRENCY="auto", SENDFILE="x")
     os.environ.update(odd)

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from support.client import Truncated
-from conftest import Gateway, clean_environment, spawn
-from support.engine import Hang, Head, Json, Pause, Send, chat_chunks, completion
 from front.routes import ROUTES
+from support.client import Truncated
+from support.engine import Hang, Head, Json, Pause, Send, chat_chunks, completion
+from support.gateway import Gateway
+from support.processes import clean_environment, spawn
 
 CHAT = "/v1/chat/completions"
 MARK = "ZEBRA7421"                                  # a client's word: it must not show in the log

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import strategies as st
 
 from engines import http1
-from support.engine import Close, Early, End, Head, Json, Pause, Raw, ReadBody, Reset, Send, Wait
-from errors import UpstreamError
 from engines.http1 import BadAnswer, Chunked, Length, Off, Pool, Silent, UntilClose, framing_of
+from errors import UpstreamError
+from support.engine import Close, Early, End, Head, Json, Pause, Raw, ReadBody, Reset, Send, Wait
 
 HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=200)
 HEAD = b"HTTP/1.1 200 OK\r\n"

@@ -12,22 +12,32 @@ from typing import Callable, NamedTuple
 
 import pytest
 
-from support.client import Truncated
-from conftest import clean_environment, wait_until
 from dialects.messages.events import MessageStream
 from dialects.responses.events import Options, ResponseStream
-from support.engine import (Early, Engine, Hang, Head, Json, Pause, Send, Wait, chat_chunks, compact, completion, embeddings, text_chunks,
-                    text_completion)
-from support.inside import gauges, idle, row_now, row_of, rows, started
+from support.client import Truncated
+from support.engine import (
+    Early,
+    Engine,
+    Hang,
+    Head,
+    Json,
+    Pause,
+    Send,
+    Wait,
+    chat_chunks,
+    compact,
+    completion,
+    embeddings,
+    text_chunks,
+    text_completion,
+)
+from support.gateway import WITH_VECTORS, started
+from support.observe import gauges, idle
+from support.processes import clean_environment, wait_until
+from support.rows import row_now, row_of, rows
 
 MODEL = "GLM-5.3-Flash-EXL3"
 LEAVE = ["close", "reset", "half_close"]
-CONFIG = f"""
-[models."{MODEL}"]
-[models.vectors]
-engine = "{MODEL}"
-kind = "embedding"
-"""
 WORST = {}                                          # (phase, form, leave) -> ms until the engine saw it
 IDS = count()
 
@@ -146,7 +156,7 @@ def named(value):
 def house(stock, tmp_path_factory):
     """An engine and a gateway with one slot, for all of this module."""
     with Engine() as engine, started(engine, tmp_path_factory.mktemp("leaving"), stock, max_active=1, keepalive=0.3,
-                                     config=CONFIG) as gateway:
+                                     config=WITH_VECTORS) as gateway:
         gateway.engine = engine
         yield gateway
 

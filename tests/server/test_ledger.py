@@ -19,12 +19,26 @@ from click.testing import CliRunner
 
 import keys
 from store import ledger
-from support.client import Truncated
-from conftest import clean_environment, wait_until
 from store.database import database, open_database
-from support.engine import Engine, Head, Json, Pause, chat_chunks, completion, died, embeddings, refusal, text_chunks, text_completion
-from support.inside import days, gauge, idle, read, row_now, row_of, rows, started, sums, worker
 from store.ledger import DAY, Ledger, Row
+from support.client import Truncated
+from support.engine import (
+    Engine,
+    Head,
+    Json,
+    Pause,
+    chat_chunks,
+    completion,
+    died,
+    embeddings,
+    refusal,
+    text_chunks,
+    text_completion,
+)
+from support.gateway import started
+from support.observe import gauge, idle, worker
+from support.processes import clean_environment, wait_until
+from support.rows import days, read, row_now, row_of, rows, sums
 
 MODEL, ROUTE = "GLM-5.3-Flash-EXL3", "POST /v1/chat/completions"
 NOON = 1_798_804_800.0                              # 2027-01-01 12:00 UTC

@@ -3,9 +3,11 @@ import time
 
 import pytest
 
-from conftest import Gateway, Shared, wait_until
 from support.engine import MODELS, Engine, Hang, Head, Json
-from support.inside import gauges, idle, rows
+from support.gateway import Gateway, Shared
+from support.observe import gauges, idle
+from support.processes import wait_until
+from support.rows import rows
 
 CHAT = "/v1/chat/completions"
 LISTED = "/v1/models"

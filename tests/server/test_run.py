@@ -4,11 +4,10 @@ import re
 import shutil
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from support import ROOT
 
 # Notes what pip is asked to install, and prints what it would start as "PID FILE ARGUMENTS".
 STAND_IN = r"""#!/usr/bin/env bash

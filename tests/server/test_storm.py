@@ -16,12 +16,30 @@ from itertools import count
 import pytest
 
 import keys as keys_module
-from support.client import Truncated
-from conftest import wait_until
 from store.database import open_database
-from support.engine import (Close, Engine, Hang, Head, Json, Pause, Reset, Send, chat_chunks, chunk, compact, completion, died, refusal,
-                    sse)
-from support.inside import days, descriptors, gauges, idle, read, resident, row_now, row_of, rows, started, sums
+from support.client import Truncated
+from support.engine import (
+    Close,
+    Engine,
+    Hang,
+    Head,
+    Json,
+    Pause,
+    Reset,
+    Send,
+    chat_chunks,
+    chunk,
+    compact,
+    completion,
+    died,
+    refusal,
+    sse,
+)
+from support.gateway import started
+from support.observe import descriptors, gauges, idle, resident
+from support.processes import wait_until
+from support.rows import days, read, row_now, row_of, rows, sums
+from support.state import STATE, state
 
 LONG = os.environ.get("SPARKS_SOAK") == "1"
 REQUESTS, TWINS = (2000, 500) if LONG else (200, 30)
@@ -30,37 +48,6 @@ PATH, MODEL = "/v1/chat/completions", "GLM-5.3-Flash-EXL3"
 PATHS = (PATH, "/v1/messages")
 LAST = (b"data: [DONE]\n\n", b'data: {"type":"message_stop"}\n\n')
 MB = 1 << 20
-
-# Connections to the engine rest for a moment only, so that a look at what is left need not wait for them; and
-# GET /state tells what no route of the gateway's does.
-STATE = """
-import gc, json
-from front import app
-from engines import http1
-from admission import Gate
-from gevent import Greenlet
-
-http1.IDLE = 0.3
-create, activate = app.create_app, Gate.activate
-
-def create_app(gateway, *rest):
-    made = create(gateway, *rest)
-    made.add_url_rule("/state", "state", lambda: json.dumps(state(gateway)))
-    return made
-
-def state(gateway):
-    gc.collect()
-    return {"greenlets": sum(isinstance(o, Greenlet) and not o.dead for o in gc.get_objects()), "live": len(gateway.live),
-            "held": gateway.bodies.held, "idle": len(gateway.fleet.engines[0].pool.idle), "most": getattr(gateway.gate, "most", 0)}
-
-def counted(gate, ticket):
-    activated = activate(gate, ticket)
-    gate.most = max(getattr(gate, "most", 0), gate.active)
-    return activated
-
-app.create_app, Gate.activate = create_app, counted
-"""
-
 
 def stock_of(folder, *names):
     """A database with a key for each name: (file, {name: key})."""
@@ -71,10 +58,6 @@ def stock_of(folder, *names):
     finally:
         keys_module.database.close()
     return db, made
-
-
-def state(gateway):
-    return gateway.client(key=False).get("/state").json()
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,12 @@
 """
 import json
 from functools import cache
-from pathlib import Path
 
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
+
+from support import SUPPORT
 
 
 def nullable(schema):
@@ -24,7 +25,7 @@ def nullable(schema):
 
 @cache
 def document():
-    return nullable(json.loads((Path(__file__).parent / "openai-schemas.json").read_text()))
+    return nullable(json.loads((SUPPORT / "openai-schemas.json").read_text()))
 
 
 @cache

@@ -11,11 +11,11 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-    import sparks                                   # patches everything, so it comes first
+    import sparks  # patches everything, so it comes first
 
-from dialects import chat                           # noqa: E402
-from errors import error_body                       # noqa: E402
-from stream import PieceStream, dumps               # noqa: E402
+from dialects import chat  # noqa: E402
+from errors import error_body  # noqa: E402
+from stream import PieceStream, dumps  # noqa: E402
 
 write, refusal = chat.write, chat.refusal
 
@@ -49,8 +49,7 @@ class PlainStream(PieceStream):
 
 
 if __name__ == "__main__":
-    from front import app
-    from front import routes
+    from front import app, routes
 
     routes.ROUTES.append(routes.Route("POST", "/v1/plain", "A dialect for tests"))
     app.DIALECTS["/v1/plain"] = sys.modules[__name__]
