@@ -498,7 +498,6 @@ def test_calls_that_are_none(calls, words):
 # ---- tools
 
 
-
 @pytest.mark.parametrize("given, sent", [
     (TOOL, TOOL),
     ({"function": FUNCTION}, TOOL),
@@ -592,7 +591,7 @@ def test_response_formats(given, sent):
     assert payload(ask(response_format=given)) == ask(response_format=sent)
 
 
-@pytest.mark.parametrize("form", ["json", 1, True, [], {}, {"type": None}, {"type": 1}, 
+@pytest.mark.parametrize("form", ["json", 1, True, [], {}, {"type": None}, {"type": 1},
                                   {"type": "json_schema", "json_schema": []}, {"type": "json_schema", "json_schema": "x"}])
 def test_response_formats_that_are_none(form):
     check_refusal(refused(ask(response_format=form)), "response_format")

@@ -49,6 +49,7 @@ PATHS = (PATH, "/v1/messages")
 LAST = (b"data: [DONE]\n\n", b'data: {"type":"message_stop"}\n\n')
 MB = 1 << 20
 
+
 def stock_of(folder, *names):
     """A database with a key for each name: (file, {name: key})."""
     db = folder / "stock.db"
