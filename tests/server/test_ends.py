@@ -4,8 +4,9 @@ import signal
 import time
 
 import pytest
+from support.inside import idle, rows, started
+
 from support.engine import Engine, Hang, Json, chat_chunks, completion
-from support.inside import idle, row_of, rows, started
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
