@@ -14,8 +14,8 @@ class Figure:
     """A line of the table.
 
     measure, name   which number, in `unit`
-    against         what is held against the bar: "nginx" or "direct": the ratio to it, taken round by
-                    round, because the two of a round lie side by side in time; "added": the
+    against         what is held against the bar: "nginx" or "direct": the ratio to it, taken round
+                    by round, because the two of a round lie side by side in time; "added": the
                     difference to direct; None: the number
     bar, aim        None: there is none
     least           whether more is better
