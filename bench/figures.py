@@ -231,11 +231,8 @@ def table(results, peers=()):
     widths = [max(len(cells[column]) for cells in rows) for column in range(len(head))]
     lines = ["| " + " | ".join(pad(cells, widths)) + " |" for cells in rows]
     ends = [":" if 2 <= column < 2 + len(targets) else "-" for column in range(len(head))]
-    rule = (
-        "|"
-        + "|".join("-" * (width + 1) + end for width, end in zip(widths, ends, strict=True))
-        + "|"
-    )
+    dashes = ["-" * (width + 1) + end for width, end in zip(widths, ends, strict=False)]
+    rule = "|" + "|".join(dashes) + "|"
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
@@ -243,7 +240,7 @@ def pad(cells, widths):
     """Words to the left, numbers to the right."""
     return [
         cell.ljust(width) if column < 2 or column >= len(cells) - 4 else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=False))
     ]
 
 

@@ -23,8 +23,8 @@ def fails(*_, **__):
 
 stop = call.ClientWatch.stop
 call.ClientWatch.stop = lambda self: (stop(self), fails())
-http1.Pool.give = call.figures = fails
-call.Call.bound_writes = call.Call.stop_counting = metrics.Metrics.note = log.note = fails
+http1.Pool.give = call.tokens_used = fails
+call.Call.bound_writes = call.Call.stop_counting = metrics.Metrics.note = log.RequestLog.note = fails
 """
 NO_ROW_IS_WRITTEN = """
 from store.ledger import Ledger
