@@ -188,7 +188,7 @@ STREAMS = {                                         # the engine's chunks, the c
 @pytest.mark.parametrize("name", STREAMS)
 def test_streams(name, size):
     given, expected, usage, n = STREAMS[name]
-    stream, data = completions.Stream(usage, n), b"".join(map(sse, given)) + DONE
+    stream, data = completions.PromptStream(usage, n), b"".join(map(sse, given)) + DONE
     out = b"".join(stream.feed(data[at:at + size]) for at in range(0, len(data), size)) + stream.end()
     assert [json.loads(event[6:]) for event in out.split(b"\n\n")[:-2]] == (expected or given)
     assert out.endswith(DONE) and stream.finished
@@ -198,7 +198,7 @@ def test_streams(name, size):
 
 def test_most_events_are_never_parsed(monkeypatch):
     import stream as module
-    one = completions.Stream()
+    one = completions.PromptStream()
     events = [sse(chunk(choice(text))) for text in ("a", "b", "c")]
     assert one.feed(events[0]) == events[0]
     monkeypatch.setattr(module, "loads", None)
@@ -207,7 +207,7 @@ def test_most_events_are_never_parsed(monkeypatch):
 
 @pytest.mark.parametrize("size", PIECES)
 def test_a_stream_that_breaks_off(size):
-    stream, data = completions.Stream(), sse(chunk(choice("a")))
+    stream, data = completions.PromptStream(), sse(chunk(choice("a")))
     for at in range(0, len(data), size):
         stream.feed(data[at:at + size])
     with pytest.raises(UpstreamError):
@@ -216,7 +216,7 @@ def test_a_stream_that_breaks_off(size):
 
 def test_a_prompt_that_is_too_long():
     """In the words of this API, in a stream and before it."""
-    stream = completions.Stream()
+    stream = completions.PromptStream()
     stream.feed(sse({"error": {"message": "maximum context length is 5", "code": 400}}))
     with pytest.raises(Refusal) as caught:
         stream.end()
@@ -227,8 +227,8 @@ def test_a_prompt_that_is_too_long():
 
 
 def test_a_whole_answer_to_a_stream():
-    stream = completions.Stream(usage=True, n=2)
-    out = stream.whole(answer(choice("a", "stop"), choice("b", "length", 1))) + stream.end()
+    stream = completions.PromptStream(usage=True, n=2)
+    out = stream.feed_plain(answer(choice("a", "stop"), choice("b", "length", 1))) + stream.end()
     events = [json.loads(event[6:]) for event in out.split(b"\n\n")[:-2]]
     assert [event["object"] for event in events] == ["text_completion"] * 3
     assert [one["text"] for event in events for one in event["choices"]] == ["a", "b"] and events[2]["usage"] == USAGE

@@ -65,7 +65,7 @@ def test_a_plain_ask():
     ("x" * (1 << 20), 1)], ids=lambda value: repr(value)[:20])
 def test_inputs(given, count):
     one = read({**HELLO, "input": given})
-    assert sent(one)["input"] == given and one.extra["count"] == count
+    assert sent(one)["input"] == given and one.extra["inputs"] == count
 
 
 @pytest.mark.parametrize("given", [None, [], 1, True, {}, [None], [True], [1.5], [-1], [1, "a"], ["a", 1], [[]], [["a"]],
