@@ -651,9 +651,10 @@ def test_plain_ends(finish, stopped, reason, sequence):
 
 def test_a_stream_that_nobody_asked_for_becomes_the_same_message(subtests):
     """But for the order between kinds, which a plain completion does not know."""
-    for name in [name for name, (_, made) in STREAMS.items() if made]:
+    for name, (events, made) in STREAMS.items():
+        if made is None:                            # the real engines' streams: test_a_plain_answer_to_a_stream
+            continue
         with subtests.test(name):
-            events, made = STREAMS[name]
             said, _ = write(b"".join(events))
             assert sorted(block["type"] for block in said["content"] if block["type"] == "tool_use") \
                 == ["tool_use"] * sum(line[1:2] == ("tool_use",) for line in made)
@@ -683,8 +684,8 @@ def test_hardly_an_answer(answer):
 
 
 NOT_WHOLE = [{}, {"choices": [], "usage": 5}, {"choices": [{}]}, {"choices": [{"message": {"content": "a"}}]},
-                                    *({"choices": [{"message": {"content": "a"}, "finish_reason": reason}]}
-                                      for reason in (None, "", "abort", "error"))]
+             *({"choices": [{"message": {"content": "a"}, "finish_reason": reason}]}
+               for reason in (None, "", "abort", "error"))]
 
 
 def test_no_whole_answer(subtests):
