@@ -915,18 +915,19 @@ SAID = {"text": {}, "thought": {"reasoning": "Let me think"},
         "cut": {"finish": "length"}}
 
 
-@pytest.mark.parametrize("makers", [(completion, chat_chunks), (llama_completion, llama_chunks)], ids=["vLLM", "llama.cpp"])
-@pytest.mark.parametrize("case", SAID)
-@pytest.mark.parametrize("fields", [{}, SEALED], ids=["", "sealed"])
-def test_plain_and_terminal_are_equal(case, makers, fields):
-    fields, plain = {"tools": [WEATHER, PATCH], **fields}, makers[0](**SAID[case], usage=FIGURES)
-    data, usage = DIALECT.write(plain, read(body_of(**fields)))
-    stream, out = fed(makers[1](**SAID[case], usage=FIGURES), **fields)
-    terminal = events_of(out + stream.end())[-1]["response"]
-    calls = lambda response: [one.pop("call_id", None) for one in response["output"]]       # noqa: E731, they are random here
-    whole = json.loads(data)
-    assert problems("Response", whole) == [] and calls(whole) is not calls(terminal)
-    assert whole == terminal and whole["usage"] == USAGE and usage == FIGURES
+def test_plain_and_terminal_are_equal(subtests):
+    for makers in [(completion, chat_chunks), (llama_completion, llama_chunks)]:
+        for case in SAID:
+            for fields in [{}, SEALED]:
+                with subtests.test(case, engine=makers[0].__name__, sealed=bool(fields)):
+                    fields, plain = {"tools": [WEATHER, PATCH], **fields}, makers[0](**SAID[case], usage=FIGURES)
+                    data, usage = DIALECT.write(plain, read(body_of(**fields)))
+                    stream, out = fed(makers[1](**SAID[case], usage=FIGURES), **fields)
+                    terminal = events_of(out + stream.end())[-1]["response"]
+                    calls = lambda response: [one.pop("call_id", None) for one in response["output"]]       # noqa: E731, they are random here
+                    whole = json.loads(data)
+                    assert problems("Response", whole) == [] and calls(whole) is not calls(terminal)
+                    assert whole == terminal and whole["usage"] == USAGE and usage == FIGURES
 
 
 def test_a_stream_that_nobody_asked_for():
