@@ -1,11 +1,12 @@
-"""Admission, pure: who may run now, who waits, who is turned away. No socket, no sleep, no clock of its own.
+"""Admission, pure: who may run now, who waits, who is turned away. No socket, no sleep, no clock.
 
-Waiting requests take turns by key, so that one person's twenty agents don't hold up another's one question; within a key,
-first come, first served. Limits are values that come with each request. Times are epoch seconds, passed in.
+Waiting requests take turns by key, so that one person's twenty agents don't hold up another's one
+question; within a key, first come, first served. Limits are values that come with each request.
+Times are epoch seconds, passed in.
 """
 
 from collections import deque
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from math import ceil
 from typing import NamedTuple
 
@@ -30,21 +31,35 @@ NONE = Limits()
 
 
 class Ticket:
-    """A request's place: `state` is "waiting", "active" or "left"; `counted` when its request was counted."""
+    """A request's place: `state` is "waiting", "active" or "left"; it came at `entered`."""
 
-    def __init__(self, key, lane, counted):
-        self.key, self.lane, self.counted, self.state = key, lane, counted, "waiting"
+    def __init__(self, key, lane, entered):
+        self.key = key
+        self.lane = lane
+        self.entered = entered
+        self.state = "waiting"
 
 
 class Account:
-    """What a key has used: running requests, the last minute's requests and tokens, the day's and the month's tokens."""
+    """What a key has used.
+
+    active, waiting  its requests right now
+    last_turn        when it was last granted a slot, counted in grants
+    requests         moments of the last minute's requests
+    tokens           (moment, count) of the last minute; `minute` is the sum of the counts
+    day, month       Budgets
+    """
 
     def __init__(self):
-        self.limits, self.active, self.waiting = NONE, 0, 0
-        self.turn = 0  # when it was last granted a slot, counted in grants
-        self.requests, self.tokens = deque(), deque()  # moments; (moment, count)
-        self.minute = 0  # the sum of these counts
-        self.day, self.month = Budget(day_of), Budget(month_of)
+        self.limits = NONE
+        self.active = 0
+        self.waiting = 0
+        self.last_turn = 0
+        self.requests = deque()
+        self.tokens = deque()
+        self.minute = 0
+        self.day = Budget(day_bounds)
+        self.month = Budget(month_bounds)
 
     def busy(self):
         return self.limits.active is not None and self.active >= self.limits.active
@@ -65,33 +80,39 @@ class Account:
 
 
 class Budget:
-    """Tokens of a calendar period (UTC), which `period` gives the beginning of."""
+    """Tokens of a calendar period. `bounds` is a function: moment -> (begin, end) of its period."""
 
-    def __init__(self, period):
-        self.period, self.begun, self.end, self.count = period, 0, 0, 0
+    def __init__(self, bounds):
+        self.bounds = bounds
+        self.begin = 0
+        self.end = 0
+        self.count = 0
 
     def used(self, now):
-        if not self.begun <= now < self.end:
-            (self.begun, self.end), self.count = self.period(now), 0
+        if not self.begin <= now < self.end:
+            self.begin, self.end = self.bounds(now)
+            self.count = 0
         return self.count
 
     def add(self, tokens, now):
         self.count = self.used(now) + tokens
 
 
-def day_of(now):
+def midnight(now):
+    """The beginning of the day, UTC."""
+    moment = datetime.fromtimestamp(now, UTC)
+    return moment.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def day_bounds(now):
     """(begin, end) of the day, in epoch seconds."""
-    begin = datetime.fromtimestamp(now, timezone.utc).replace(
-        hour=0, minute=0, second=0, microsecond=0
-    )
+    begin = midnight(now)
     return begin.timestamp(), (begin + timedelta(days=1)).timestamp()
 
 
-def month_of(now):
+def month_bounds(now):
     """(begin, end) of the month, in epoch seconds."""
-    begin = datetime.fromtimestamp(now, timezone.utc).replace(
-        day=1, hour=0, minute=0, second=0, microsecond=0
-    )
+    begin = midnight(now).replace(day=1)
     return begin.timestamp(), (begin + timedelta(days=32)).replace(day=1).timestamp()
 
 
@@ -99,16 +120,23 @@ class Lane:
     """The slots of one model: how many run, a queue a key, and when slots came free."""
 
     def __init__(self):
-        self.active, self.queues, self.freed = 0, {}, deque(maxlen=SAMPLES)
+        self.active = 0
+        self.queues = {}
+        self.freed = deque(maxlen=SAMPLES)
 
 
 class Gate:
-    """`slots` requests of a model run at once, `most_waiting` wait in all. `enter` and `leave` return the tickets that
-    they granted; `leave` is the only counterpart of `enter`."""
+    """`slots` requests of a model run at once, `most_waiting` wait in all.
+
+    `enter` and `leave` return the tickets that they granted; `leave` is the only counterpart of
+    `enter`.
+    """
 
     def __init__(self, slots, most_waiting):
-        self.slots, self.most_waiting = slots, most_waiting
-        self.lanes, self.accounts = {}, {}
+        self.slots = slots
+        self.most_waiting = most_waiting
+        self.lanes = {}
+        self.accounts = {}
         self.grants = 0
         self.closed = False  # draining: nobody comes in any more
 
@@ -134,7 +162,10 @@ class Gate:
     # -- in
 
     def check(self, key, model, limits, now):
-        """Raises the Refusal that a request of `key` for `model` would meet, and counts nothing. Returns (Account, Lane)."""
+        """(Account, Lane) of a request of `key` for `model`. Counts nothing.
+
+        Raises the Refusal that it would meet.
+        """
         if self.closed:
             raise ShuttingDown("the gateway is restarting; try again shortly", retry_after=5)
         lane = self.lanes.get(model) or self.lanes.setdefault(model, Lane())
@@ -146,7 +177,7 @@ class Gate:
         return account, lane
 
     def enter(self, key, model, limits, now):
-        """A request of `key` for `model`. Returns (Ticket, granted); raises a Refusal, which counts nothing."""
+        """(Ticket, tickets granted) for a request. Raises a Refusal, which counts nothing."""
         account, lane = self.check(key, model, limits, now)
         account.requests.append(now)
         ticket = Ticket(key, lane, now)
@@ -175,13 +206,14 @@ class Gate:
         return self.full(self.account(ticket.key), ticket.lane, now)
 
     def patience(self, lane, now):
-        """Whole seconds in which the lane's queue should have moved on, by how fast slots have been freeing."""
+        """Whole seconds in which the queue should have moved on, by how fast slots came free."""
         if len(lane.freed) < 2:
             return MOST_RETRY
         pace = (now - lane.freed[0]) / len(lane.freed)  # seconds a slot
         return min(MOST_RETRY, max(1, ceil(pace * (self.waiting + 1))))
 
     def check_limits(self, account, now):
+        """Raises LimitExceeded, QuotaExceeded."""
         limits = account.limits
         account.forget(now)
         if (
@@ -189,38 +221,47 @@ class Gate:
             and len(account.requests) >= limits.requests_per_minute
         ):
             at = account.requests[-limits.requests_per_minute] + MINUTE
-            raise spent(
+            raise over_limit(
                 "requests a minute", limits.requests_per_minute, len(account.requests), at, now
             )
         used = account.minute
         if limits.tokens_per_minute is not None and used >= limits.tokens_per_minute:
-            raise spent(
-                "tokens a minute", limits.tokens_per_minute, used, self.ebb(account, used), now
+            raise over_limit(
+                "tokens a minute",
+                limits.tokens_per_minute,
+                used,
+                self.next_room(account, used),
+                now,
             )
         for name, limit, budget in (
             ("today", limits.tokens_per_day, account.day),
             ("this month", limits.tokens_per_month, account.month),
         ):
             if limit is not None and budget.used(now) >= limit:
-                raise exhausted(name, limit, budget, now)
+                raise over_budget(name, limit, budget, now)
 
     @staticmethod
-    def ebb(account, used):
-        """When so many tokens have fallen out of the minute that the limit lets one request in again."""
+    def next_room(account, used):
+        """When enough tokens have fallen out of the minute to let one request in again."""
         for moment, count in account.tokens:
             used -= count
             if used < account.limits.tokens_per_minute:
-                break
-        return moment + MINUTE
+                return moment + MINUTE
+        return account.tokens[-1][0] + MINUTE
 
     # -- out
 
     def leave(self, ticket, tokens, reached, now):
-        """The request is over: it ran or gave up waiting. `tokens` were used; unless an engine was `reached`, its count is
-        given back. Returns the tickets that were granted. Leaving twice does nothing."""
+        """The request is over: it ran or gave up waiting. Leaving twice does nothing.
+
+        tokens   how many it used
+        reached  whether it came to an engine; if not, it is not counted as a request
+        Returns the tickets that were granted.
+        """
         if ticket.state == "left":
             return []
-        account, lane = self.account(ticket.key), ticket.lane
+        account = self.account(ticket.key)
+        lane = ticket.lane
         if ticket.state == "active":
             account.active -= 1
             lane.active -= 1
@@ -229,8 +270,8 @@ class Gate:
             self.unqueue(ticket)
         ticket.state = "left"
         account.spend(tokens, now)
-        if not reached and ticket.counted in account.requests:
-            account.requests.remove(ticket.counted)
+        if not reached and ticket.entered in account.requests:
+            account.requests.remove(ticket.entered)
         return self.grant()
 
     def unqueue(self, ticket):
@@ -248,16 +289,22 @@ class Gate:
         return granted
 
     def next(self, lane):
-        """The ticket whose turn it is: of the keys that may run one more, the one whose last turn is longest ago."""
+        """The ticket whose turn it is, or None.
+
+        Of the keys that may run one more, the one whose last turn is longest ago.
+        """
         free = [key for key in lane.queues if not self.account(key).busy()]
-        return lane.queues[min(free, key=lambda key: self.account(key).turn)][0] if free else None
+        if not free:
+            return None
+        first = min(free, key=lambda key: self.account(key).last_turn)
+        return lane.queues[first][0]
 
     def activate(self, ticket):
-        lane, account = ticket.lane, self.account(ticket.key)
         self.unqueue(ticket)
         self.grants += 1
-        account.turn = self.grants
-        lane.active += 1
+        account = self.account(ticket.key)
+        account.last_turn = self.grants
+        ticket.lane.active += 1
         account.active += 1
         ticket.state = "active"
         return ticket
@@ -265,46 +312,53 @@ class Gate:
     # -- what clients may know
 
     def place(self, ticket):
-        """How many will have had their turn when this one's comes, itself included; 0 once it runs."""
+        """How many will have had their turn when this one's comes, itself included.
+
+        0 once it runs. Another key has as many turns until then as this key has before the ticket,
+        and one more if it is ahead.
+        """
         if ticket.state != "waiting":
             return 0
-        turns = ticket.lane.queues[ticket.key].index(ticket)  # of its own key before it
-        mine = self.account(ticket.key).turn
-        return (
-            1
-            + turns
-            + sum(
-                min(len(queue), turns + (self.account(key).turn < mine))
-                for key, queue in ticket.lane.queues.items()
-                if key != ticket.key
-            )
-        )
+        turns = ticket.lane.queues[ticket.key].index(ticket)
+        mine = self.account(ticket.key).last_turn
+        place = 1 + turns
+        for key, queue in ticket.lane.queues.items():
+            if key != ticket.key:
+                ahead = self.account(key).last_turn < mine
+                place += min(len(queue), turns + ahead)
+        return place
 
     def standing(self, key, limits, now):
-        """The windows of a key as OpenAI's x-ratelimit- headers name them: a dict, empty without such limits."""
+        """The windows of a key as OpenAI's x-ratelimit- headers name them.
+
+        A dict, empty without such limits.
+        """
         account = self.account(key)
         account.forget(now)
-        oldest = account.requests[0] if account.requests else None
-        headers = window("requests", limits.requests_per_minute, len(account.requests), oldest, now)
-        oldest = account.tokens[0][0] if account.tokens else None
-        return {
-            **headers,
-            **window("tokens", limits.tokens_per_minute, account.minute, oldest, now),
-        }
+        headers = {}
+        if limits.requests_per_minute is not None:
+            moments = account.requests
+            used = len(moments)
+            headers |= window("requests", limits.requests_per_minute, used, moments, now)
+        if limits.tokens_per_minute is not None:
+            moments = [account.tokens[0][0]] if account.tokens else []
+            headers |= window("tokens", limits.tokens_per_minute, account.minute, moments, now)
+        return headers
 
 
-def window(kind, limit, used, oldest, now):
-    if limit is None:
-        return {}
-    reset = max(0.0, oldest + MINUTE - now) if oldest is not None else 0
+def window(what, limit, used, moments, now):
+    """The headers of one window. The first of `moments` is when its oldest use was, if any."""
+    reset = 0.0
+    if moments:
+        reset = max(0.0, moments[0] + MINUTE - now)
     return {
-        f"x-ratelimit-limit-{kind}": str(limit),
-        f"x-ratelimit-remaining-{kind}": str(max(0, limit - used)),
-        f"x-ratelimit-reset-{kind}": f"{reset:.3f}s",
+        f"x-ratelimit-limit-{what}": str(limit),
+        f"x-ratelimit-remaining-{what}": str(max(0, limit - used)),
+        f"x-ratelimit-reset-{what}": f"{reset:.3f}s",
     }
 
 
-def spent(what, limit, used, at, now):
+def over_limit(what, limit, used, at, now):
     wait = max(1, ceil(at - now))
     return LimitExceeded(
         f"this key may use {limit} {what} and has used {used}; the next is free in {wait} s",
@@ -312,10 +366,11 @@ def spent(what, limit, used, at, now):
     )
 
 
-def exhausted(name, limit, budget, now):
-    end = budget.period(now)[1]
-    when = datetime.fromtimestamp(end, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+def over_budget(name, limit, budget, now):
+    _, end = budget.bounds(now)
+    when = datetime.fromtimestamp(end, UTC).strftime("%Y-%m-%d %H:%M UTC")
     return QuotaExceeded(
-        f"this key may use {limit:,} tokens {name} and has used {budget.used(now):,}; it starts anew at {when}",
+        f"this key may use {limit:,} tokens {name} and has used {budget.used(now):,};"
+        f" it starts anew at {when}",
         retry_after=max(1, ceil(end - now)),
     )

@@ -134,6 +134,7 @@ class Call:
     """
 
     def __init__(self, gateway, environ, body):
+        """`environ` is WSGI's, with what front/wsgi.py adds to it."""
         self.gateway = gateway
         self.sock = environ["gunicorn.socket"]
         self.frame = environ["sparks.frame"]
@@ -215,7 +216,7 @@ class Call:
         return self.answer
 
     def release_body(self):
-        """The body has gone to the engine; once its prompt is counted, nothing holds it any more."""
+        """The engine has the body: nothing holds it any more once its prompt is counted."""
         if not self.ask.count:
             self.body.release()
 

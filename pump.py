@@ -1,7 +1,8 @@
 """Moves a stream's bytes between two sockets in the hub: no greenlet is woken for a chunk.
 
-The request's greenlet sleeps in `move` while callbacks of the event loop read the engine's socket, run the bytes
-through the stream and write the client's socket. If the client does not take them, the engine is not read.
+The request's greenlet sleeps in `move` while callbacks of the event loop read the engine's socket,
+run the bytes through the stream and write the client's socket. If the client does not take them,
+the engine is not read.
 """
 
 import os
@@ -12,7 +13,8 @@ from gevent.event import AsyncResult
 
 from errors import ClientGone, UpstreamTimeout
 
-READABLE, WRITABLE = 1, 2
+READABLE = 1  # as the event loop's watchers take it
+WRITABLE = 2
 READ = 65536  # bytes a read
 AFTERWORD = 5.0  # seconds that an engine has for usage and [DONE] after the last finish
 FLUSH = 2.0  # seconds for the rest of a chunk when a stream is ended early
@@ -23,7 +25,8 @@ class Sweep:
     """One coarse timer for all live streams: who has been silent for how long."""
 
     def __init__(self):
-        self.live, self.timer = set(), None
+        self.live = set()
+        self.timer = None
 
     def add(self, pump, tick):
         self.live.add(pump)
@@ -57,22 +60,44 @@ class Pump:
     limits   settings with keepalive, stall_timeout, answer_timeout, in seconds
     since    the moment from which the engine's silence counts (monotonic)
     backlog  events that wait for the client already
+
+    What it knows meanwhile:
+
+    left          framed bytes that the client has not taken yet
+    source_ended  nothing more is wanted of the engine
+    result        set when all is moved, or to the exception that ended it
+    written       the moment at which the client last took something
+    token         the moment of the last token, or since when the next one is waited for
+    tokens        the stream's count of tokens at the last sweep
     """
 
     def __init__(self, answer, stream, sock, frame, limits, since, backlog=b""):
-        self.answer, self.stream, self.frame, self.limits = answer, stream, frame, limits
-        self.sock, self.source, self.target = sock, answer.sock.fileno(), sock.fileno()
-        self.done = AsyncResult()
-        self.decode, self.framing, self.feed = answer.decode, answer.framing, stream.feed
-        self.backlog, self.left = backlog, b""  # left: what the client has not taken yet
-        self.ended = stream.over or answer.ended  # nothing more is wanted of the engine
+        """Everything that a chunk needs is looked up here, once."""
         loop = get_hub().loop
-        self.reader, self.writer = loop.io(self.source, READABLE), loop.io(self.target, WRITABLE)
-        self.written, self.token, self.tokens = monotonic(), since, 0
+        self.source = answer.sock.fileno()
+        self.target = sock.fileno()
+        self.reader = loop.io(self.source, READABLE)
+        self.writer = loop.io(self.target, WRITABLE)
+        self.decode = answer.decode
+        self.framing = answer.framing
+        self.stream = stream
+        self.feed = stream.feed
+        self.frame = frame
+        self.sock = sock
+        self.limits = limits
+        self.backlog = backlog
+        self.left = b""
+        self.source_ended = stream.over or answer.ended
+        self.result = AsyncResult()
+        self.written = monotonic()
+        self.token = since
+        self.tokens = 0
 
     def move(self):
-        """Run until the engine has said all and the client has taken it. Raises Refusal, ClientGone, or what the
-        stream raises."""
+        """Run until the engine has said all and the client has taken it.
+
+        Raises Refusal, ClientGone, or what the stream raises.
+        """
         try:
             self.run()
         except Exception:
@@ -80,13 +105,14 @@ class Pump:
             raise
 
     def run(self):
+        """Set the watchers going, and sleep until they have done it all."""
         try:
             if self.backlog:
                 self.write(self.backlog)
             if not self.left:
                 self.go_on()
             sweep.add(self, min(TICK, self.limits.keepalive / 2))
-            self.done.get()
+            self.result.get()
         finally:
             sweep.drop(self)
             for watcher in (self.reader, self.writer):
@@ -94,8 +120,10 @@ class Pump:
                 watcher.close()
 
     def complete(self):
-        """Bring a half-written chunk to its end, so that an error event can follow it; a client that does not take it in
-        time is left with what it has."""
+        """Bring a half-written chunk to its end, so that an error event can follow it.
+
+        A client that does not take it in time is left with what it has.
+        """
         self.sock.settimeout(FLUSH)
         try:
             self.sock.sendall(self.left)
@@ -103,6 +131,7 @@ class Pump:
             raise ClientGone from None
 
     def guarded(self, callback, *args):
+        """Call back from the hub, which would only print what is raised there."""
         try:
             callback(*args)
         except BaseException as error:
@@ -111,8 +140,12 @@ class Pump:
     def stop(self, error=None):
         self.reader.stop()
         self.writer.stop()
-        if not self.done.ready():
-            self.done.set_exception(error) if error else self.done.set(None)
+        if self.result.ready():
+            return
+        if error:
+            self.result.set_exception(error)
+        else:
+            self.result.set(None)
 
     def on_engine(self):
         """The hot path: once for what the engine sends at a time."""
@@ -132,14 +165,12 @@ class Pump:
             else:
                 self.framing.eof()
                 self.end()
-        except (
-            BaseException
-        ) as error:  # one that leaves a hub callback is only printed: the stream would hang
+        except BaseException as error:  # as in `guarded`, without the cost of its call
             self.stop(error)
 
     def end(self):
         """The engine has said all."""
-        self.ended = True
+        self.source_ended = True
         self.reader.stop()
         if not self.left:
             self.stop()
@@ -152,6 +183,7 @@ class Pump:
             self.push(data)
 
     def push(self, data):
+        """Write to the client at once; what it does not take waits, and the engine with it."""
         try:
             sent = os.write(self.target, data)
         except BlockingIOError:
@@ -178,29 +210,36 @@ class Pump:
 
     def go_on(self):
         """The client has taken all: the end, or the engine's next bytes."""
-        if self.ended:
+        if self.source_ended:
             self.stop()
         else:
             self.reader.start(self.on_engine)
 
     def on_sweep(self, now):
-        if self.done.ready():
+        """Look for silence: the client's, the engine's, and one that wants a sign of life."""
+        if self.result.ready():
             return
-        if self.left:  # silent because the client is
+        if self.left:  # the engine is not read because the client takes nothing
             if now - self.written > self.limits.stall_timeout:
                 raise ClientGone
             return
         if self.stream.tokens != self.tokens:
-            self.token, self.tokens = now, self.stream.tokens
+            self.tokens = self.stream.tokens
+            self.token = now
         if self.stream.finished and now - self.token > AFTERWORD:
-            return self.end()
+            self.end()
+            return
+        self.check_engine(now)
+        if now - self.written >= self.limits.keepalive - 0.05:
+            self.write(self.stream.alive())
+
+    def check_engine(self, now):
+        """Raises UpstreamTimeout for an engine without tokens: its comments are no sign of life."""
         limit = self.limits.stall_timeout if self.tokens else self.limits.answer_timeout
         if now - self.token > limit:
             raise UpstreamTimeout(
                 f"the engine has sent no token for {limit:g} seconds; send the request again"
             )
-        if now - self.written >= self.limits.keepalive - 0.05:
-            self.write(self.stream.alive())
 
 
 def move(*args, **options):

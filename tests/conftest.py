@@ -23,6 +23,7 @@ from support.real_engines import install_vllm, serve  # noqa: E402
 
 # ---- options
 
+
 def pytest_addoption(parser):
     parser.addoption("--run-vllm", action="store_true", help="also run what needs real vLLM, and install it")
     parser.addoption("--run-clients", action="store_true", help="also run other makers' client programs, and install them")

@@ -24,6 +24,8 @@ from support.rows import row_now
 
 MODEL = "GLM-5.3-Flash-EXL3"
 TEXT, VECTORS = "/v1/completions", "/v1/embeddings"
+
+
 @pytest.fixture
 def sdk(shared_vectors):
     with openai.OpenAI(base_url=shared_vectors.url + "/v1", api_key=shared_vectors.key, max_retries=0, timeout=20) as client:

@@ -79,10 +79,10 @@ def test_a_check_counts_nothing():
     for _ in range(2):
         gate.enter("a", "m", limits, NOON)
     assert (gate.active, gate.waiting) == (1, 1)
-    for code, given in (("rate_limit_exceeded", "b"), ("overloaded", "a")):
+    for code, key in (("rate_limit_exceeded", "b"), ("overloaded", "a")):
         gate.account("b").requests.extend([NOON] * 2)
         with pytest.raises(Refusal) as caught:
-            gate.check(given, "m", limits, NOON)
+            gate.check(key, "m", limits, NOON)
         assert caught.value.code == code
     gate.closed = True
     with pytest.raises(Refusal, match="restarting"):

@@ -72,10 +72,10 @@ LENGTHS = [
 
 
 def test_max_tokens(subtests):
-    for given, sent in LENGTHS:
+    for given, wanted in LENGTHS:
         with subtests.test(str(given)):
-            assert payload(**given)["max_tokens"] == sent
-            assert payload(**given, model_is={"sampling": {"max_tokens": 900}})["max_tokens"] == sent
+            assert payload(**given)["max_tokens"] == wanted
+            assert payload(**given, model_is={"sampling": {"max_tokens": 900}})["max_tokens"] == wanted
 
 
 def test_max_tokens_that_are_none(subtests):
@@ -170,9 +170,8 @@ def test_what_the_sdk_wants():
 
 def test_an_answer_without_a_choice_is_none(subtests):
     for choices in [None, [], [None], {}, "x", 5]:
-        with subtests.test(str(choices)):
-            with pytest.raises(UpstreamError, match="no completion"):
-                written({"choices": choices})
+        with subtests.test(str(choices)), pytest.raises(UpstreamError, match="no completion"):
+            written({"choices": choices})
 
 
 # ---- streams

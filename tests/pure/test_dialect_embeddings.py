@@ -218,9 +218,8 @@ UNREADABLE = [
 
 def test_answers_that_cannot_be_read(subtests):
     for given in UNREADABLE:
-        with subtests.test(str(given)[:80]):
-            with pytest.raises(UpstreamError):
-                written(given)
+        with subtests.test(str(given)[:80]), pytest.raises(UpstreamError):
+            written(given)
 
 
 NO_VECTORS = ["!", "abc", "ü", ["a"], [None], [[1], 2], [[1], [2]], [{}], [10 ** 400], [1e39],
@@ -230,9 +229,8 @@ NO_VECTORS = ["!", "abc", "ü", ["a"], [None], [[1], 2], [[1], [2]], [{}], [10 *
 def test_vectors_that_cannot_be_read(subtests):
     for form in embeddings.FORMATS:
         for vector in NO_VECTORS:
-            with subtests.test(str(vector)[:80], form=form):
-                with pytest.raises(UpstreamError):
-                    written(answer(vector), encoding_format=form)
+            with subtests.test(str(vector)[:80], form=form), pytest.raises(UpstreamError):
+                written(answer(vector), encoding_format=form)
 
 
 @pytest.mark.parametrize("text", ["AAAA", packed([math.nan])])

@@ -362,15 +362,14 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | st.floats(a
                     max_leaves=8)
 BLOCKS = st.fixed_dictionaries({"type": st.sampled_from(["text", "image", "thinking", "tool_use", "tool_result", "document",
                                                                          "tool_reference"]) | JSON},
-                               optional={name: JSON for name in ("text", "source", "thinking", "id", "name", "input",
-                                                                 "tool_use_id",
-                                                                 "content", "is_error")})
+                               optional=dict.fromkeys(("text", "source", "thinking", "id", "name", "input", "tool_use_id",
+                                                       "content", "is_error"), JSON))
 MESSAGES = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]) | JSON},
                                           optional={"content": JSON | st.lists(BLOCKS, max_size=3)}) | JSON, max_size=3)
-TOOLS = st.lists(st.fixed_dictionaries({}, optional={name: JSON for name in ("name", "input_schema", "type", "description")}),
+TOOLS = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(("name", "input_schema", "type", "description"), JSON)),
                  max_size=3)
-FIELDS = {**{name: JSON for name in ("model", "system", "stream", "temperature", "top_p", "top_k", "stop_sequences", "thinking",
-                                     "output_config", "output_format", "tool_choice", "metadata", *messages.PASSED)},
+FIELDS = {**dict.fromkeys(("model", "system", "stream", "temperature", "top_p", "top_k", "stop_sequences", "thinking",
+                           "output_config", "output_format", "tool_choice", "metadata", *messages.PASSED), JSON),
           "tools": TOOLS | JSON, "messages": MESSAGES | JSON, "max_tokens": JSON,
           "thinking": st.fixed_dictionaries({}, optional={"type": st.sampled_from(["enabled", "adaptive"]) | JSON,
                                                           "budget_tokens": JSON})}
@@ -690,9 +689,8 @@ NOT_WHOLE = [{}, {"choices": [], "usage": 5}, {"choices": [{}]}, {"choices": [{"
 
 def test_no_whole_answer(subtests):
     for answer in NOT_WHOLE:
-        with subtests.test(str(answer)):
-            with pytest.raises(UpstreamError):
-                write(answer)
+        with subtests.test(str(answer)), pytest.raises(UpstreamError):
+            write(answer)
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])

@@ -592,11 +592,11 @@ def custom_events(name, *deltas, call_id, index=0, status="completed", **more):
 
 
 def called(*calls, finish="tool_calls", usage=FIGURES):
-    """vLLM's chunks for calls [(id, name, pieces of arguments)]."""
+    """vLLM's chunks for calls [(id, name, parts of arguments)]."""
     out = [sse(chunk({"role": "assistant", "content": ""}))]
-    for n, (call_id, name, pieces) in enumerate(calls):
+    for n, (call_id, name, parts) in enumerate(calls):
         out.append(sse(chunk({"tool_calls": [{"id": call_id, "type": "function", "index": n, "function": {"name": name}}]})))
-        out += [sse(chunk({"tool_calls": [{"index": n, "function": {"arguments": piece}}]})) for piece in pieces]
+        out += [sse(chunk({"tool_calls": [{"index": n, "function": {"arguments": piece}}]})) for piece in parts]
     return [*out, sse(chunk({}, finish)), sse({"choices": [], "usage": usage}), DONE]
 
 
@@ -729,7 +729,7 @@ def test_logprobs():
 
     chunks = [chunk({"role": "assistant", "content": ""}), chunk({"reasoning": "Ok"}), chunk({}), chunk({"content": "Yes "}),
               chunk({"content": "indeed"}), chunk({}, "stop")]
-    for one, given in zip(chunks[1:], (["Ok"], ["</think>"], ["Yes", " "], ["indeed"], ["<|user|>"])):
+    for one, given in zip(chunks[1:], (["Ok"], ["</think>"], ["Yes", " "], ["indeed"], ["<|user|>"]), strict=True):
         one["choices"][0]["logprobs"] = logprobs(*given)
     asked = {"include": [LOGPROBS], "top_logprobs": 1}
     events = said([*map(sse, chunks), DONE], **asked)

@@ -232,7 +232,7 @@ for name, data in {"no JSON": b"hello", "a list": b"[1]", "a string": b'"x"', "a
 FIGURES = many(usage=USAGE)
 NO_CHOICES = sse({"id": "c1", "usage": USAGE})
 for asked in (False, True):
-    def then(kept):
+    def then(kept, asked=asked):
         return kept if asked else b""
 
     word, options = ("asked" if asked else "not asked"), {"usage": asked, "figures": USAGE}
@@ -308,7 +308,7 @@ THINKS = {"reasoning": {"reasoning": "a"}, "reasoning_content": {"reasoning_cont
           "reasoning and null": {"reasoning": "a", "reasoning_content": None},
           "null and reasoning_content": {"reasoning": None, "reasoning_content": "a"}}
 for setting, wanted in FIELDS.items():
-    names = dict(names=wanted)
+    names = {"names": wanted}
     out = dict.fromkeys(wanted, "a")
     for name, delta in THINKS.items():
         case(f"{name} as {setting}", ROLE + ev(delta) + ev(delta) + HI + STOP + DONE, ROLE + ev(out) + ev(out) + HI
@@ -443,7 +443,7 @@ def check_lookalike(looks, names, ascii):
     stream = ChatStream(names)
     out = b"".join(stream.feed(send(delta)) for delta in sent) + stream.feed(send({}, "stop"))
     expected = [{**{name: value for name, value in delta.items() if name != "reasoning"},
-                 **({name: delta["reasoning"] for name in names} if "reasoning" in delta else {})}
+                 **(dict.fromkeys(names, delta["reasoning"]) if "reasoning" in delta else {})}
                 for delta in sent]
     assert [chunk["choices"][0]["delta"] for chunk in events_of(out)] == [*expected, {}]
     assert stream.tokens == 7 and stream.usage is None and stream.end() == DONE
@@ -1013,7 +1013,7 @@ def test_a_lead_gives_the_same_for_any_cut(content, data):
         for piece in arrived:
             out.append(lead.feed(piece))
         out.append(lead.flush())
-        return tuple("".join(part) for part in zip(*out))
+        return tuple("".join(part) for part in zip(*out, strict=True))
 
     assert run(pieces(content, data.draw(cuts(content)))) == run([content])
 

@@ -3,6 +3,7 @@
 Every one gets a clear 4xx in OpenAI's shape, never a 5xx, never a traceback in the log; what the client said is not
 in the log either; no slot stays taken; and the connection never falls out of step.
 """
+import itertools
 import json
 import random
 import sys
@@ -14,10 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from front.routes import ROUTES
+from support.chat import text_of
 from support.client import Truncated
 from support.engine import Hang, Head, Json, Pause, Send, chat_chunks, completion
 from support.gateway import Gateway
-from support.processes import clean_environment, spawn
+from support.processes import clean_environment, spawn, wait_until
 
 CHAT = "/v1/chat/completions"
 MARK = "ZEBRA7421"                                  # a client's word: it must not show in the log
@@ -271,7 +273,7 @@ MESSAGE = some.fixed_dictionaries({}, optional={
     "role": some.sampled_from(["user", "assistant", "tool", "developer"]), "content": JSON, "tool_calls": JSON,
     "reasoning": JSON, "reasoning_content": JSON, "name": JSON})
 ASKS = some.fixed_dictionaries({"messages": JSON | some.lists(MESSAGE | JSON, min_size=1, max_size=3)},
-                               optional={name: JSON for name in FIELDS})
+                               optional=dict.fromkeys(FIELDS, JSON))
 
 
 @settings(deadline=None, derandomize=True, database=None,
@@ -351,15 +353,14 @@ def test_body_that_trickles(small, shared):
 
 def test_length_beyond_the_limit_is_refused_unread(small, subtests):
     for length in [1536 * 1024 + 1, 200 * MB, 10 ** 15, 2 ** 63, 10 ** 30]:
-        with subtests.test(length):
-            with small.client(timeout=5).open() as connection:
-                head(connection, content_length=length)
-                began = time.monotonic()
-                answer = connection.answer()
-                refused(answer, 413, code="request_too_large")
-                assert time.monotonic() - began < 1 and answer.headers["connection"] == "close"
-                connection.half_close()
-                assert connection.ended(5)
+        with subtests.test(length), small.client(timeout=5).open() as connection:
+            head(connection, content_length=length)
+            began = time.monotonic()
+            answer = connection.answer()
+            refused(answer, 413, code="request_too_large")
+            assert time.monotonic() - began < 1 and answer.headers["connection"] == "close"
+            connection.half_close()
+            assert connection.ended(5)
 
 
 def test_message_of_413_names_the_limit(small):
@@ -495,7 +496,7 @@ def longest_gap(shared, body, **framing):
     finally:
         done.set()
         reader.join(30)
-    return max(b - a for a, b in zip(moments, moments[1:]))
+    return max(b - a for a, b in itertools.pairwise(moments))
 
 
 def test_100_mb_pass_and_streams_flow_on(shared):
@@ -521,6 +522,75 @@ def test_one_byte_over_100_mb(shared):
     with shared.client(timeout=5).open() as connection:
         head(connection, content_length=100 * MB + 1)
         assert "100 MB" in refused(connection.answer(), 413, code="request_too_large")["message"]
+
+
+def test_a_body_is_taken_in_beside_a_flood(shared):
+    """A stream that keeps the loop busy must not starve it."""
+    stop = threading.Event()
+    flood = [Send(chat_chunks("a b")[1])]
+
+    def steps(request):
+        if request.json().get("stream"):
+            yield Head()
+            while not stop.is_set():
+                yield from flood
+        else:
+            yield Json(completion("ok"))
+    shared.engine.always(steps)
+    stream = shared.client().post(CHAT, {"messages": MESSAGES, "stream": True})
+    reader = threading.Thread(target=drained, args=(stream,), daemon=True)
+    reader.start()
+    began = time.monotonic()
+    try:
+        assert shared.client().post(CHAT, {"messages": MESSAGES, "user": "x" * 6_000_000}).status == 200
+        assert time.monotonic() - began < 8
+    finally:
+        stop.set()
+        reader.join(10)
+        stream.close()
+
+
+def drained(answer):
+    """Read an answer to whatever end it has."""
+    try:
+        for _ in answer.pieces():
+            pass
+    except OSError:
+        pass
+
+
+def test_bodies_that_never_come_lock_out_their_own_key_only(gateway, engine):
+    front = gateway(max_body="1 MB", max_bodies="4 MB")
+    other = front.client(front.add_key("other"))
+    held = [front.client().open() for _ in range(6)]
+    for connection in held:
+        connection.send_head("POST", CHAT, {"content-length": 1 << 20})
+    wait_until(lambda: front.client().post(CHAT, {"messages": MESSAGES, "user": "x" * 300_000}).status == 503, 3)
+    assert other.post(CHAT, {"messages": MESSAGES, "user": "x" * 900_000}).status == 200
+    for connection in held:
+        connection.close()
+
+
+@pytest.mark.parametrize("body, code", [(b"[" + b"[]," * 1_200_000 + b"1]", 400),
+                                        (b'{"messages":[' + b'{"role":"user","content":""},' * 1_100_000 + b"1]}", 400)])
+def test_a_body_of_a_million_values_does_not_hold_the_loop(shared, body, code):
+    gaps, stop = [], threading.Event()
+
+    def watch():
+        client = shared.client(key=False)
+        while not stop.is_set():
+            began = time.monotonic()
+            client.get("/healthz").read_all()
+            gaps.append(time.monotonic() - began)
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        answer = shared.client().post(CHAT, body)
+        assert answer.status == code and "objects and lists" in answer.json()["error"]["message"]
+    finally:
+        stop.set()
+        thread.join(10)
+    assert max(gaps) < 1
 
 
 # ---- clients that leave
@@ -721,6 +791,17 @@ def test_mutated_http(shared):
             assert status < 500 and (status < 400 or not body or json.loads(body)["error"]), bytes(data)
 
 
+@pytest.mark.parametrize("version", ["1.2", "1.9"])
+def test_other_http_1_versions(shared, version):
+    shared.engine.play(*chat_chunks("Hi there", usage=True))
+    connection, body = shared.client().open(), json.dumps({"messages": MESSAGES, "stream": True}).encode()
+    connection.send(b"POST %b HTTP/%b\r\nHost: x\r\nAuthorization: Bearer %b\r\nContent-Length: %d\r\n\r\n%b"
+                    % (CHAT.encode(), version.encode(), shared.key.encode(), len(body), body))
+    answer = connection.answer()
+    if answer.status == 200:
+        assert text_of(answer) == "Hi there"
+
+
 # ---- methods and paths
 
 @pytest.mark.parametrize("path", ["/", "/help", "/llms.txt", "/healthz", "/v1/models"])
@@ -837,3 +918,26 @@ def test_words_of_clients_stay_out_of_the_log(shared):
     client.get("/healthz", {"x-request-id": f"{MARK} {MARK}"})
     client.get("/help", {"accept": MARK})
     assert MARK not in shared.gateway.log
+
+
+DIALECTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens",
+            "/v1/responses")
+
+
+@pytest.mark.parametrize("path", [f"{way}{end}" for way in DIALECTS for end in ("/", "//")] + [f"/{way}" for way in DIALECTS])
+def test_slashes_too_many(shared, path):
+    """As in the other routes."""
+    answer = shared.client().post(path, {})
+    assert answer.status == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens",
+                                  "/v1/responses"])
+@pytest.mark.parametrize("form", ["{}/", "/{}", "/{}/"])
+def test_a_base_url_with_a_slash_too_many(shared, path, form):
+    body = {"messages": MESSAGES, "max_tokens": 9, "prompt": "Hello", "input": "Hello"}
+    wanted = {name: body[name] for name in {"/v1/responses": ["input"], "/v1/completions": ["prompt"]}.get(
+        path, ["messages", "max_tokens"])}
+    answer = shared.client().post(form.format(path), wanted)
+    assert answer.status == 200, answer.read_all()
+    assert answer.json() and f'route="POST {path}"' in shared.gateway.log.splitlines()[-1]

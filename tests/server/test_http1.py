@@ -1,4 +1,5 @@
 """The engine's side of HTTP/1.1: framing as tables at every cut, heads, connections over real sockets, TLS."""
+import contextlib
 import shutil
 import socket
 import ssl
@@ -171,11 +172,8 @@ def test_framing_of():
 def test_a_length_that_is_none_is_no_fault_of_ours(subtests):
     """RFC 9112, 6.3: unrecoverable. It must not count as a length, nor raise what is no Refusal."""
     for length in ["-5", "+5", "5x", "", "5, 6", "\u00b2", "1_0", "0x5", "9" * 5000]:
-        with subtests.test(length[:20]):
-            try:
-                assert not isinstance(framing_of({"content-length": length}), Length)
-            except UpstreamError:
-                pass
+        with subtests.test(length[:20]), contextlib.suppress(UpstreamError):
+            assert not isinstance(framing_of({"content-length": length}), Length)
 
 
 # ---- the head
@@ -723,7 +721,7 @@ class TlsServer(threading.Thread):
                 self.flush()
                 data = self.sock.recv(65536)
                 if not data:
-                    raise EOFError
+                    raise EOFError from None
                 self.incoming.write(data)
 
     def flush(self):

@@ -15,7 +15,7 @@ import keys
 from errors import InvalidKey, SettingsError
 from store import database
 from support import ROOT
-from support.gateway import run_keys
+from support.gateway import add_key, run_keys
 from support.processes import clean_environment
 
 KEY = re.compile(r"sk-sparks-[A-Za-z0-9_-]{32,}")
@@ -237,6 +237,14 @@ def test_wrong_setting_is_one_line(db):
         assert done.stderr.startswith(f"Error: {name}") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("arguments", [
+    ("limit", "tester", "--expires", "9999-12-31"), ("limit", "tester", "--expires", "0001-01-01T00:00:00+14:00"),
+    ("usage", "--days", "1000000"), ("log", "-n", "99999999999999999999")])
+def test_beyond_all_bounds(stock, arguments):
+    done = run_keys(*arguments, db=stock[0])
+    assert done.returncode and "Traceback" not in done.stderr and "Error" in done.stderr
+
+
 # ---- the file
 
 def test_file_is_for_its_owner_alone(db):
@@ -332,6 +340,13 @@ def test_file_that_is_locked_for_a_moment(run, db):
     finally:
         writer.close()
     assert KEY.fullmatch(process.communicate(timeout=20)[0].decode().strip())
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    add_key("a", tmp_path / "sparks.db")
+    done = subprocess.run(["bash", "-c", 'ulimit -f 1; exec "$0" keys.py revoke a', sys.executable], cwd=ROOT, capture_output=True,
+                          text=True, env={**clean_environment(db=f"sqlite:///{tmp_path}/sparks.db"), "PYTHONDONTWRITEBYTECODE": "1"})
+    assert done.returncode and "Traceback" not in done.stderr
 
 
 # ---- migrations

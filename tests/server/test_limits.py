@@ -278,6 +278,7 @@ def test_reload_command_checks_first(gateway, engine):
     import subprocess
     import sys
     front = gateway(config="max_active = 3\n")
+
     def command():
         return subprocess.run([sys.executable, "sparks.py", "--reload"], cwd=ROOT, capture_output=True, text=True,
                               env=clean_environment(**front.settings), timeout=30)

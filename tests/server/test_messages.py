@@ -27,7 +27,6 @@ from support.state import STATE
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 
 
-
 def body(**fields):
     return {"model": MODEL, "max_tokens": 100, "messages": HELLO, **fields}
 

@@ -343,3 +343,12 @@ def test_a_client_that_reads_slowly_gets_it_all(shared):
     shared.engine.play(Send(b"".join(chat_chunks(["word " * 20] * 3000, usage=True))))
     answer = shared.client(rcvbuf=4096).post(PATH, {"input": "Hello", "stream": True})
     assert text_of(said(answer)[-1]["response"]) == "word " * 60_000
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_what_a_response_repeats_is_bounded(shared, streams):
+    """A stream says it three times; the gateway stood still for a second, with 90 MB of it."""
+    answer = shared.client().post(PATH, {"input": "Hello", "instructions": "x" * (9 << 20), "stream": streams})
+    assert answer.status == 400 and answer.json()["error"]["param"] == "instructions"
+    answer = shared.client().post(PATH, {"input": "x" * (9 << 20), "instructions": "y" * (3 << 20), "stream": streams})
+    assert answer.status == 200 and answer.read_all().count(b"y" * (3 << 20)) == (3 if streams else 1)

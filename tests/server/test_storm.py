@@ -49,6 +49,7 @@ PATHS = (PATH, "/v1/messages")
 LAST = (b"data: [DONE]\n\n", b'data: {"type":"message_stop"}\n\n')
 MB = 1 << 20
 
+
 def stock_of(folder, *names):
     """A database with a key for each name: (file, {name: key})."""
     db = folder / "stock.db"
@@ -326,7 +327,7 @@ activate, moments = Gate.activate, []
 
 def noted(gate, ticket):
     "How many had their turn since this one came: a line a grant."
-    ahead = len(moments) - bisect.bisect_right(moments, ticket.counted)
+    ahead = len(moments) - bisect.bisect_right(moments, ticket.entered)
     activated = activate(gate, ticket)
     moments.append(time.time())
     os.write(noted.file, b"%d %d\\n" % (ticket.key, ahead))
@@ -339,7 +340,7 @@ import sparks
 BY_ARRIVAL = """
 def by_arrival(gate, lane):
     heads = [queue[0] for key, queue in lane.queues.items() if not gate.account(key).busy()]
-    return min(heads, key=lambda ticket: ticket.counted) if heads else None
+    return min(heads, key=lambda ticket: ticket.entered) if heads else None
 
 Gate.next = by_arrival
 """

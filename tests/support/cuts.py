@@ -1,4 +1,5 @@
 """Bytes and texts cut anywhere: what is read in them must not depend on the pieces they arrive in."""
+import itertools
 import re
 
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ SEAM = re.compile(rb"\r(?=\n)|(?<=[\r\n])\n|\\(?=.)|(?<=\\)u(?=.)|[\x80-\xff](?=
 def pieces(data, places):
     """Bytes or a text, cut at these places."""
     at = sorted({0, len(data), *places})
-    return [data[start:end] for start, end in zip(at, at[1:])]
+    return [data[start:end] for start, end in itertools.pairwise(at)]
 
 
 def seams(data):
