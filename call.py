@@ -21,7 +21,7 @@ from engines import images
 from engines.failures import from_engine
 from engines.http1 import Silent
 from errors import ClientGone, InternalError, Refusal, ShuttingDown, UpstreamError, UpstreamTimeout
-from store.ledger import Row, figures
+from store.ledger import Row, tokens_used
 from stream import loads
 
 logger = logging.getLogger("sparks")
@@ -287,7 +287,7 @@ class Call:
     def figures(self):
         """The tokens of the request as fields of a Row."""
         stream = self.ask and self.ask.stream
-        return figures(self.usage or stream and stream.usage, stream)
+        return tokens_used(self.usage or stream and stream.usage, stream)
 
     def row(self, status, error, tokens):
         """The Row of the ledger. `tokens` are its fields of that sort, a dict."""

@@ -1,12 +1,15 @@
-"""Refusals: everything Sparks says no with. Raising one *is* answering: the dialect
-of the request writes it in the caller's shape, `front/views.py` where there is no dialect.
+"""Refusals: everything Sparks says no with. Raising one *is* answering.
+
+The dialect of the request writes it in the caller's shape; where there is no dialect, as for an
+unknown path, the front does, in OpenAI's.
 
 Source: the errors table of the gateway's specification; OpenAI's error object.
 """
 
 from greenlet import GreenletExit
 
-# What `error.type` says for a status, in OpenAI's words; anything else is an api_error.
+# What `error.type` says for a status, in OpenAI's words. Of the others, those from 500 on are an
+# api_error, those below it an invalid_request_error.
 TYPES = {
     400: "invalid_request_error",
     401: "invalid_request_error",
@@ -37,10 +40,13 @@ class Refusal(Exception):
     final = False  # trying again cannot help, whatever the status says
 
     def __init_subclass__(cls, *, status=None, code=None, final=None):
-        """What is not given stays as in the class above."""
-        cls.status = cls.status if status is None else status
-        cls.code = cls.code if code is None else code
-        cls.final = cls.final if final is None else final
+        """class Strange(Refusal, status=418, code="strange"): what is not given is inherited."""
+        if status is not None:
+            cls.status = status
+        if code is not None:
+            cls.code = code
+        if final is not None:
+            cls.final = final
 
     def __init__(self, message, param=None, *, status=None, code=None, retry_after=None):
         super().__init__(message)
@@ -53,7 +59,10 @@ class Refusal(Exception):
     @property
     def type(self):
         """OpenAI's name for the kind of error."""
-        return TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        other = "invalid_request_error"
+        if self.status >= 500:
+            other = "api_error"
+        return TYPES.get(self.status, other)
 
     @property
     def headers(self):
@@ -67,8 +76,14 @@ class Refusal(Exception):
 
     @property
     def permanent(self):
-        """Whether the same request would be refused again: some clients try all the same, for a minute, unless told."""
-        return self.final or 400 <= self.status < 500 and self.status not in (408, 429)
+        """Whether the same request would be refused again, so that trying again makes no sense.
+
+        Some clients try all the same, for a minute, unless the header x-should-retry says no.
+        """
+        return self.final or (400 <= self.status < 500 and self.status not in (408, 429))
+
+
+# ---- the request is at fault
 
 
 class InvalidRequest(Refusal, status=400, code="invalid_request"): ...
@@ -101,6 +116,9 @@ class TooLarge(Refusal, status=413, code="request_too_large"): ...
 class UnsupportedEncoding(Refusal, status=415, code="unsupported_encoding"): ...
 
 
+# ---- too much at once, or of a key's share
+
+
 class LimitExceeded(Refusal, status=429, code="rate_limit_exceeded"): ...
 
 
@@ -108,6 +126,9 @@ class QuotaExceeded(Refusal, status=429, code="quota_exceeded", final=True): ...
 
 
 class QueueFull(Refusal, status=429, code="queue_full"): ...
+
+
+# ---- the gateway or the engine is at fault
 
 
 class InternalError(Refusal, status=500, code="internal_error"): ...
@@ -126,6 +147,9 @@ class ShuttingDown(Refusal, status=503, code="shutting_down"): ...
 
 
 class UpstreamTimeout(Refusal, status=504, code="upstream_timeout"): ...
+
+
+# ---- what is no refusal
 
 
 class ClientGone(GreenletExit):

@@ -10,7 +10,7 @@ import call as calls
 import keys
 from store import ledger
 from engines.local import server as local
-import log as log_module
+from log import RequestLog, say
 from front import master
 import settings as settings_module
 from admission import Gate
@@ -41,7 +41,7 @@ def start(worker, settings, is_local):
         open_gate(settings),
         book,
         Bodies(settings.max_bodies),
-        (log_module.note, metrics.note),
+        (RequestLog(settings.log).note, metrics.note),
     )
     metrics.watch(gateway)
     for engine, command in zip(fleet.engines, local.COMMANDS if is_local else ()):
@@ -63,7 +63,7 @@ def start(worker, settings, is_local):
 def renew(settings):
     """Read sparks.toml again: a worker that comes in the place of another one must not go back behind a reload."""
     try:
-        settings.adopt(settings_module.load(warn=lambda line: None))
+        settings.update_from(settings_module.load(warn=lambda line: None))
     except SettingsError as error:
         logger.error("a new worker: %s; the settings of the start are in force", error)
 
@@ -71,7 +71,7 @@ def renew(settings):
 def open_gate(settings):
     """A Gate that knows what was used today and this month, before this start."""
     gate, now = Gate(settings.max_active, settings.max_queued), calls.steady_time()
-    day = ledger.day_of(now)
+    day = ledger.utc_day(now)
     today, month = ledger.used_by_key(day), ledger.used_by_key(day[:8] + "01")
     for key, tokens in month.items():
         gate.begin(key, today.get(key, 0), tokens, now)
@@ -85,7 +85,7 @@ def reload(gateway, adapt):
         adapt(new)
     except SettingsError as error:
         return logger.error("reload: %s; the old settings stay", error)
-    fixed = gateway.settings.adopt(new)
+    fixed = gateway.settings.update_from(new)
     gateway.gate.slots, gateway.gate.most_waiting = (
         gateway.settings.max_active,
         gateway.settings.max_queued,
@@ -101,8 +101,8 @@ def reload(gateway, adapt):
 def announce(settings, fleet, is_local, first_key):
     """Say what was started; with a local engine, also how to try it, once it answers."""
     fleet.looked.wait(SOON)
-    log_module.say(master.screen(settings, fleet.models(), keys.active().count(), is_local))
+    say(master.screen(settings, fleet.models(), keys.active_keys().count(), is_local))
     if is_local:
         while not any(model.default for model in fleet.models()):
             gevent.sleep(0.1)
-        log_module.say(local.greeting(f"http://{master.reachable(settings.bind)}", first_key))
+        say(local.greeting(f"http://{master.reachable(settings.bind)}", first_key))

@@ -7,19 +7,12 @@ A key is `sk-sparks-` and random characters; only its SHA-256 and a short prefix
 import os
 import sys
 
-HOME = os.path.dirname(os.path.abspath(__file__))
-VENV = os.path.join(HOME, ".venv")
-
-PYTHON = os.path.join(VENV, "bin", "python")
-
-if (
-    __name__ == "__main__"
-    and os.path.exists(PYTHON)
-    and os.path.realpath(sys.prefix) != os.path.realpath(VENV)
-):
-    os.execv(
-        PYTHON, [PYTHON, os.path.abspath(__file__)] + sys.argv[1:]
-    )  # typed with the machine's own Python
+if __name__ == "__main__":
+    # Typed with the machine's own Python, perhaps, which lacks what is installed in .venv.
+    VENV = os.path.join(os.path.dirname(os.path.abspath(__file__)), ".venv")
+    PYTHON = os.path.join(VENV, "bin", "python")
+    if os.path.exists(PYTHON) and os.path.realpath(sys.prefix) != os.path.realpath(VENV):
+        os.execv(PYTHON, [PYTHON, os.path.abspath(__file__), *sys.argv[1:]])
 
 try:
     import click
@@ -29,21 +22,19 @@ except ImportError:
         raise
     sys.exit("Sparks is not set up yet: run ./run.sh once, then try again.")
 
-import csv
 import hashlib
-import io
 import json
 import secrets
 import time
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple
 
-from store import ledger
 import reasoning
-import settings as settings_module
+import settings
 from admission import Limits
-from store.database import database, open_database
 from errors import InvalidKey, SettingsError
+from store import ledger, report
+from store.database import database, open_database
 
 PREFIX = "sk-sparks-"
 RANDOM_BYTES = 32  # 43 URL-safe characters
@@ -92,16 +83,23 @@ class Key(NamedTuple):
 
 
 def key_of(row):
-    expires = row.expires and row.expires.replace(tzinfo=timezone.utc).timestamp()
-    models = tuple(row.models.split(",")) if row.models else ()
+    expires = row.expires and row.expires.replace(tzinfo=UTC).timestamp()
+    models = ()
+    if row.models:
+        models = tuple(row.models.split(","))
     return Key(row.id, row.name, row.limits, models, expires, row.reasoning_field, row.admin)
 
 
 class Keyring:
-    """The valid keys in memory, read again whenever another process has changed the database, within FRESH seconds."""
+    """The valid keys in memory.
+
+    They are read again, within FRESH seconds, when another process has changed the database.
+    """
 
     def __init__(self):
-        self.version, self.keys, self.looked = None, {}, -FRESH
+        self.version = None
+        self.keys = {}
+        self.looked = -FRESH  # by time.monotonic
 
     def check(self, authorization, x_api_key):
         """The Key of a request's headers (strings, or None). Raises InvalidKey."""
@@ -113,9 +111,8 @@ class Keyring:
         if len(given) > 1:
             raise InvalidKey("several different API keys: send one")
         self.refresh()
-        key = self.keys.get(
-            digest(given.pop())
-        )  # a hash gives nothing away by the time it takes to look up
+        # How long the look-up of a hash takes says nothing about the key it was made from.
+        key = self.keys.get(digest(given.pop()))
         if key is None:
             raise InvalidKey("this API key is wrong or was revoked; ask the operator for a new one")
         if key.expires is not None and key.expires <= time.time():
@@ -123,22 +120,21 @@ class Keyring:
         return key
 
     def refresh(self):
-        now = time.monotonic()
-        if now - self.looked < FRESH:
+        """Read the keys again if another connection, whose commits SQLite counts, made one."""
+        moment = time.monotonic()
+        if moment - self.looked < FRESH:
             return
         connection = database.connection()
-        version = (
-            connection,
-            connection.execute("PRAGMA data_version").fetchone(),
-        )  # by itself: a new one may get its id
+        # The connection is held, since a new one could get its id, and starts from the same number.
+        version = (connection, connection.execute("PRAGMA data_version").fetchone())
         if version != self.version:
-            self.keys = {row.digest: key_of(row) for row in active()}
+            self.keys = {row.digest: key_of(row) for row in active_keys()}
             self.version = version
-        self.looked = now  # last: keys that could not be read are not fresh
+        self.looked = moment  # last: keys that could not be read are not fresh
 
 
 def credentials(authorization, x_api_key):
-    """The different keys in both headers; one that was sent twice arrives joined by a comma."""
+    """The different keys in both headers. WSGI joins a header that came twice with a comma."""
     found = {part.strip() for part in (x_api_key or "").split(",")}
     for part in (authorization or "").split(","):
         scheme, _, token = part.strip().partition(" ")
@@ -151,24 +147,45 @@ def digest(key):
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def now():
-    return datetime.now(timezone.utc).replace(tzinfo=None, microsecond=0)
+def utc_now():
+    """This second, UTC, as a datetime without a zone: as the database keeps it."""
+    return datetime.now(UTC).replace(tzinfo=None, microsecond=0)
 
 
 def add_key(name, admin=False):
     """Make a key and return it; it is shown this once and never again."""
     key = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
-    KeyRow.create(name=name, prefix=key[:SHOWN], digest=digest(key), created=now(), admin=admin)
+    KeyRow.create(name=name, prefix=key[:SHOWN], digest=digest(key), created=utc_now(), admin=admin)
     return key
 
 
 def first_key(name="me"):
     """A key for a machine that has none yet, else None."""
-    return None if active().exists() else add_key(name)
+    if active_keys().exists():
+        return None
+    return add_key(name)
 
 
-def active(*where):
+def active_keys(*where):
     return KeyRow.select().where(KeyRow.revoked.is_null(), *where)
+
+
+def change(rows, **columns):
+    """Write columns of keys that are active, and nothing else of their rows.
+
+    Another process may have changed the rows since they were read: other columns keep what it
+    wrote, and a key that it revoked stays as it is. Returns (the changed rows as they are now, the
+    rows that were revoked meanwhile).
+    """
+    changed = []
+    revoked = []
+    for row in rows:
+        still_active = (KeyRow.id == row.id) & KeyRow.revoked.is_null()
+        if KeyRow.update(**columns).where(still_active).execute():
+            changed.append(KeyRow.get_by_id(row.id))
+        else:
+            revoked.append(row)
+    return changed, revoked
 
 
 # ---- the owner's commands
@@ -194,9 +211,8 @@ def iso(moment):
 
 def checked_name(name):
     name = name.strip()
-    if (
-        not 1 <= len(name) <= 64 or not name.isprintable()
-    ):  # what is printed must not move the terminal's cursor
+    # What is printed must not move the terminal's cursor.
+    if not 1 <= len(name) <= 64 or not name.isprintable():
         raise click.ClickException("a name has 1 to 64 printable characters")
     return name
 
@@ -211,7 +227,8 @@ class Commands(click.Group):
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def cli():
-    """Keys for the people who share this gateway. Works while the gateway runs; changes count at once.
+    """Keys for the people who share this gateway. Works while the gateway runs; changes count at
+    once.
 
     \b
     ./run.sh keys add alice          a key for alice, shown once
@@ -222,7 +239,7 @@ def cli():
     ./run.sh keys log --follow       requests as they end
     """
     try:
-        open_database(settings_module.load(warn=lambda line: None).db)
+        open_database(settings.load(warn=lambda line: None).db)
     except SettingsError as error:
         raise click.ClickException(str(error)) from None
 
@@ -237,18 +254,20 @@ def cli():
 def add(name, again, admin, as_json):
     """Make a key for NAME and print it, this once, as the last line."""
     name = checked_name(name)
-    if not again and active(KeyRow.name == name).exists():
+    if not again and active_keys(KeyRow.name == name).exists():
         raise click.ClickException(
             f"{name} has a key already; --again makes another, `revoke {name}` ends the old one"
         )
     key = add_key(name, admin)
-    spread()
+    wait_until_seen()
     click.echo(
         f"A key for {name}. It is shown this once: hand it over by a safe way. In a shell:\n"
         f"  export SPARKS_API_KEY={PREFIX}...   (the key below)",
         err=True,
     )
-    dump({"name": name, "prefix": key[:SHOWN], "key": key}) if as_json else click.echo(key)
+    if as_json:
+        return dump({"name": name, "prefix": key[:SHOWN], "key": key})
+    click.echo(key)
 
 
 @cli.command("list")
@@ -262,7 +281,9 @@ def list_keys(as_json):
         return click.echo("no keys yet; `./run.sh keys add NAME` makes one", err=True)
     width = max(len(row.name) for row in rows)
     for row in rows:
-        state = f"revoked {iso(row.revoked)}" if row.revoked else "active"
+        state = "active"
+        if row.revoked:
+            state = f"revoked {iso(row.revoked)}"
         click.echo(f"{row.name:{width}}  {row.prefix}...  {iso(row.created)}  {state}")
 
 
@@ -273,30 +294,34 @@ def list_keys(as_json):
 )
 def revoke(name_or_prefix, as_json):
     """End all keys of a name, or the one key with a prefix as `list` shows it."""
-    rows = named(name_or_prefix)
-    for row in rows:
-        row.revoked = now()
-        row.save()
-    spread()
+    changed, revoked = change(named(name_or_prefix), revoked=utc_now())
+    wait_until_seen()
     if as_json:
-        return dump([facts(row) for row in rows])
-    for row in rows:
-        click.echo(f"revoked {row.prefix}... of {row.name}")
+        dump([facts(row) for row in changed])
+    else:
+        for row in changed:
+            click.echo(f"revoked {row.prefix}... of {row.name}")
+    tell_revoked(revoked)
 
 
-def spread():
-    """Wait until a gateway that runs has seen a change: what a command says is so when it says it."""
+def tell_revoked(rows):
+    """A ClickException that names keys which somebody else revoked before they were changed."""
+    if rows:
+        names = ", ".join(f"{row.prefix}... of {row.name}" for row in rows)
+        raise click.ClickException(f"revoked meanwhile, and left as it is: {names}")
+
+
+def wait_until_seen():
+    """Until a running gateway has seen a change: what a command says is so when it says it."""
     time.sleep(FRESH)
 
 
 def named(name_or_prefix):
     """The active keys that these words mean; a ClickException if there are none."""
     wanted = name_or_prefix.strip()
-    rows = (
-        (list(active(KeyRow.name == wanted)) or with_prefix(wanted.rstrip(".")))
-        if wanted.isprintable()
-        else []
-    )
+    rows = []
+    if wanted.isprintable():
+        rows = list(active_keys(KeyRow.name == wanted)) or with_prefix(wanted.rstrip("."))
     if not rows:
         raise click.ClickException(
             f"no active key has the name or prefix {shortened(name_or_prefix)}; `list` shows all"
@@ -305,12 +330,12 @@ def named(name_or_prefix):
 
 
 def with_prefix(prefix):
-    """The active key that a prefix, or a whole key, names."""
+    """The active key that a prefix, or a whole key, names, in a list; empty if there is none."""
     if not prefix.startswith(PREFIX) or len(prefix) <= len(PREFIX):
         return []
     if len(prefix) > SHOWN:  # a whole key, pasted
-        return list(active(KeyRow.digest == digest(prefix)))
-    rows = [row for row in active() if row.prefix.startswith(prefix)]
+        return list(active_keys(KeyRow.digest == digest(prefix)))
+    rows = [row for row in active_keys() if row.prefix.startswith(prefix)]
     if len(rows) > 1:
         raise click.ClickException(
             f"{len(rows)} active keys begin like that; give more of the prefix"
@@ -319,7 +344,9 @@ def with_prefix(prefix):
 
 
 def shortened(text):
-    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
+    if len(text) > SHOWN:  # a whole key, perhaps: never shown
+        text = text[:SHOWN] + "..."
+    return repr(text)
 
 
 # ---- limits
@@ -346,18 +373,18 @@ class Until(click.ParamType):
     name = "DATE|none"
 
     def convert(self, value, param, ctx):
+        """A datetime without a zone, in UTC, or CLEARED."""
         if not isinstance(value, str):
             return value
         if value.lower() == "none":
             return CLEARED
         try:
             if len(value) == 10:
-                return datetime.combine(
-                    date.fromisoformat(value) + timedelta(days=1), datetime.min.time()
-                )
+                day = date.fromisoformat(value) + timedelta(days=1)
+                return datetime.combine(day, datetime.min.time())
             moment = datetime.fromisoformat(value)
             if moment.tzinfo:
-                moment = moment.astimezone(timezone.utc).replace(tzinfo=None)
+                moment = moment.astimezone(UTC).replace(tzinfo=None)
         except (ValueError, OverflowError):
             self.fail(f"{value!r} is no date such as 2026-12-31 or 2026-12-31T18:00", param, ctx)
         return moment
@@ -397,23 +424,27 @@ LIMITS = (
 @click.option("--clear", is_flag=True, help="Drop all limits first.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects instead.")
 def limit(name_or_prefix, clear, as_json, **given):
-    """Show or set what the keys of a name (or the key with a prefix) may do. Counts from the next request on."""
-    rows = named(name_or_prefix)
+    """Show or set what the keys of a name (or the key with a prefix) may do. Counts from the next
+    request on."""
     changes = {name: value for name, value in given.items() if value is not None}
+    rows = named(name_or_prefix)
     if "models" in changes:
         changes["models"] = patterns(changes["models"])
-    for row in rows:
-        for name in LIMITS if clear else ():
-            setattr(row, name, None)
-        for name, value in changes.items():
-            setattr(row, name, None if value in (CLEARED, "none") else value)
-        if clear or changes:
-            row.save()
-    spread()
+    for name, value in changes.items():
+        if value in (CLEARED, "none"):
+            changes[name] = None
+    if clear:
+        changes = {**dict.fromkeys(LIMITS), **changes}
+    revoked = []
+    if changes:
+        rows, revoked = change(rows, **changes)
+    wait_until_seen()
     if as_json:
-        return dump([limit_facts(row) for row in rows])
-    for row in rows:
-        click.echo(f"{row.name}  {row.prefix}...  {limit_line(row)}")
+        dump([limit_facts(row) for row in rows])
+    else:
+        for row in rows:
+            click.echo(f"{row.name}  {row.prefix}...  {limit_line(row)}")
+    tell_revoked(revoked)
 
 
 def patterns(text):
@@ -430,39 +461,26 @@ def limit_facts(row):
         "name": row.name,
         "prefix": row.prefix,
         **{name: getattr(row, name) for name in LIMITS},
-        "models": row.models.split(",") if row.models else None,
+        "models": row.models and row.models.split(","),
         "expires": iso(row.expires),
     }
 
 
 def limit_line(row):
-    known = {
-        name: value
-        for name, value in limit_facts(row).items()
-        if name in LIMITS and value is not None
-    }
-    return (
-        "  ".join(
-            f"{name.replace('_', ' ')}: {','.join(value) if isinstance(value, list) else value}"
-            for name, value in known.items()
-        )
-        or "no limits"
-    )
+    known = {**limit_facts(row), "models": row.models}
+    parts = [
+        f"{name.replace('_', ' ')}: {known[name]}" for name in LIMITS if known[name] is not None
+    ]
+    return "  ".join(parts) or "no limits"
 
 
 # ---- what was used
 
 
-def owner_names():
-    return {row.id: row.name for row in KeyRow.select()}
-
-
-def ids_of(name):
-    """The ids of all keys of a name, revoked ones too."""
-    ids = [row.id for row in KeyRow.select().where(KeyRow.name == name)]
-    if not ids:
+def check_known(name):
+    """A ClickException for a name that nobody's key has, revoked ones counted."""
+    if name and not KeyRow.select().where(KeyRow.name == name).exists():
         raise click.ClickException(f"no key has the name {shortened(name)}; `list` shows all")
-    return ids
 
 
 @cli.command()
@@ -471,7 +489,7 @@ def ids_of(name):
 @click.option("--days", type=click.IntRange(1, 36500), help="The last N days.")
 @click.option(
     "--by",
-    type=click.Choice(["key", "day", "model"]),
+    type=click.Choice([*report.COLUMNS]),
     default="key",
     show_default=True,
     help="A line for each.",
@@ -483,72 +501,23 @@ def usage(name, since, days, by, as_json, as_csv, plot):
     """Requests and tokens: of everybody, or of NAME."""
     if since and days:
         raise click.ClickException("give --since or --days, not both")
-    first = since.date().isoformat() if since else None
+    first = since and since.date().isoformat()
     if days:
-        first = ledger.day_of(time.time() - (days - 1) * ledger.DAY)
-    table = totals(name, first, "day" if plot else by)
+        first = ledger.utc_day(time.time() - (days - 1) * ledger.DAY)
     if plot:
-        return draw(table)
-    if as_json:
-        return dump(table)
-    if as_csv:
-        return click.echo(as_text(table, by), nl=False)
-    show_table(table)
-
-
-def totals(name, first, by):
-    column = {"key": "key_id"}.get(by, by)
-    found = ledger.usage([column], ids_of(name) if name else None, first)
-    if by != "key":
-        return found
-    names, merged = owner_names(), {}
-    for row in found:  # several keys of one name are one person
-        owner = names.get(row.pop("key_id"), "?")
-        known = merged.setdefault(owner, {"key": owner, **dict.fromkeys(ledger.TOTALS, 0)})
-        known.update({column: known[column] + row[column] for column in ledger.TOTALS})
-    return [merged[owner] for owner in sorted(merged)]
-
-
-def as_text(table, by):
-    out = io.StringIO()
-    writer = csv.DictWriter(out, [by, *ledger.TOTALS], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return out.getvalue()
-
-
-def show_table(table):
-    if not table:
+        by = "day"
+    check_known(name)
+    totals = report.usage(by, name, first)
+    if as_json and not plot:
+        return dump(totals)
+    if as_csv and not plot:
+        return click.echo(report.as_csv(totals, by), nl=False)
+    if not totals:
         return click.echo("no requests yet", err=True)
-    heads = [name.replace("_tokens", "") for name in table[0]]
-    lines = [heads] + [
-        [f"{value:,}" if isinstance(value, int) else value or "-" for value in row.values()]
-        for row in table
-    ]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
-    for line in lines:
-        click.echo(
-            "  ".join(
-                [
-                    line[0].ljust(widths[0]),
-                    *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:])),
-                ]
-            )
-        )
-
-
-def draw(table):
-    import plotext
-
-    if not table:
-        return click.echo("no requests yet", err=True)
-    plotext.simple_bar(
-        [row["day"] for row in table],
-        [row["prompt_tokens"] + row["completion_tokens"] for row in table],
-        title="tokens per day",
-        width=80,
-    )
-    click.echo(plotext.uncolorize(plotext.build()), nl=False)
+    if plot:
+        return click.echo(report.plot(totals), nl=False)
+    for line in report.table(totals):
+        click.echo(line)
 
 
 @cli.command("log")
@@ -561,60 +530,31 @@ def draw(table):
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def show_log(name, status, most, follow, as_json):
     """The latest requests, newest last."""
-    where, values = conditions(name, status)
+    check_known(name)
+    statuses = status and status_range(status)
+    write = report.log_line
+    if as_json:
+        write = json.dumps
     seen = 0
     while True:
-        found = ledger.rows(f"{where} AND request.rowid > ?", (*values, seen), most)
-        for row in found:
-            click.echo(json.dumps(row) if as_json else row_line(row))
-            seen = max(seen, row["rowid"])
+        for request in report.requests(name, statuses, seen, most):
+            click.echo(write(request))
+            seen = request["rowid"]
         if not follow:
             return
         most = -1  # all that is new
         time.sleep(0.5)
 
 
-def conditions(name, status):
-    where, values = ["1"], []
-    if name:
-        ids = ids_of(name)
-        where.append(f"request.key_id IN ({', '.join('?' * len(ids))})")
-        values += ids
-    if status:
-        if not (
-            len(status) == 3 and status[0] in "12345" and (status[1:] == "xx" or status.isdecimal())
-        ):
-            raise click.ClickException(
-                "--status takes a number such as 503, or a class such as 5xx"
-            )
-        where.append("request.status BETWEEN ? AND ?")
-        values += (
-            [int(status[0]) * 100, int(status[0]) * 100 + 99]
-            if status.endswith("xx")
-            else [int(status), int(status)]
-        )
-    return " AND ".join(where), values
-
-
-def moment(epoch):
-    return datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def row_line(row):
-    tokens = f"{row['prompt_tokens'] if row['prompt_tokens'] is not None else '?'}+{row['completion_tokens'] or 0}"
-    word = "aborted" if row["aborted"] else row["error"] or "ok"
-    words = (
-        moment(row["started"]),
-        row["id"],
-        row["key"] or "?",
-        row["model"] or "-",
-        row["route"],
-        row["status"],
-        word,
-        f"{row['total_ms']} ms",
-        f"{tokens} tokens",
-    )
-    return "  ".join(map(str, words))
+def status_range(text):
+    """The first and the last status that 503 or 5xx means."""
+    if len(text) == 3 and text[0] in "12345":
+        if text.endswith("xx"):
+            least = int(text[0]) * 100
+            return least, least + 99
+        if text.isdecimal():
+            return int(text), int(text)
+    raise click.ClickException("--status takes a number such as 503, or a class such as 5xx")
 
 
 @cli.command()
@@ -622,16 +562,14 @@ def row_line(row):
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 def show(request_id, as_json):
     """One request, whole: REQUEST-ID is the x-request-id of its answer."""
-    found = ledger.rows("request.id = ?", (request_id,), 20)
+    found = report.requests_with_id(request_id)
     if not found:
         raise click.ClickException(f"there is no request {request_id[:64]!r} in the ledger")
     if as_json:
         return dump(found)
-    for row in found:
-        for name, value in row.items():
-            click.echo(
-                f"{name + ':':20}{moment(value) if name == 'started' else '-' if value is None else value}"
-            )
+    for request in found:
+        for line in report.all_lines(request):
+            click.echo(line)
 
 
 if __name__ == "__main__":

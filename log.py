@@ -1,4 +1,7 @@
-"""The log: one line per request on stdout, and what else happens. A log that cannot be written stops nothing."""
+"""The log: one line per request on stdout, and what else happens.
+
+A log that cannot be written stops nothing.
+"""
 
 import json
 import logging
@@ -6,119 +9,140 @@ import os
 import re
 import select
 import sys
-from datetime import datetime, timezone
+from contextlib import suppress
+from datetime import UTC, datetime
 from functools import lru_cache
 from time import time
 
-MOST = 4000  # bytes at a time: a pipe that is ready takes so many without waiting
+MOST = 4000  # bytes at a time: a pipe that is ready takes PIPE_BUF of them, 4096, without waiting
 READY = 4  # poll's POLLOUT
 STDOUT = 1
 BARE = re.compile(r'[^ "=\n\r\t]+')  # a value that needs no quotes
-FORM = {"json": False}  # the setting `log`
 
 
 def say(text):
-    """Write a line to stdout, or drop it where that would wait: nobody reads the pipe, or the disk is full."""
-    try:
-        data, poller = (text + "\n").encode("utf-8", "backslashreplace"), stdout_poller()
+    """Write a line to stdout.
+
+    It is dropped where that would wait: nobody reads the pipe, or the disk is full.
+    """
+    data = (text + "\n").encode("utf-8", "backslashreplace")
+    with suppress(OSError):  # nowhere to say it
+        poller = stdout_poller()
         for at in range(0, len(data), MOST):
             if poller.poll(0):
                 os.write(STDOUT, data[at : at + MOST])
-    except OSError:  # nowhere to say it
-        pass
 
 
 @lru_cache
 def stdout_poller():
-    gevent = sys.modules.get("gevent.monkey")  # its own poll would let others run meanwhile
-    poller = gevent.get_original("select", "poll")() if gevent else select.poll()
+    poll = select.poll
+    if "gevent.monkey" in sys.modules:  # its own poll would let others run meanwhile
+        poll = sys.modules["gevent.monkey"].get_original("select", "poll")
+    poller = poll()
     poller.register(STDOUT, READY)
     return poller
 
 
-class Lines(logging.Handler):
-    def emit(self, record):
-        try:
-            say(self.format(record))
-        except Exception:  # a record that cannot be formatted stops nothing either
-            pass
+# ---- the forms of a line
 
 
-def line(fields):
-    """Fields as a line, without those that are None."""
-    if FORM["json"]:
-        return json.dumps(
-            {name: value for name, value in fields.items() if value is not None}, ensure_ascii=False
-        )
-    return logfmt(fields)
+def json_line(fields):
+    known = {name: value for name, value in fields.items() if value is not None}
+    return json.dumps(known, ensure_ascii=False)
 
 
-class Words(logging.Formatter):
-    """Whatever is not a request, tracebacks included."""
+def logfmt_line(fields):
+    """name=value pairs, without those that are None; a traceback stands below them as it is."""
+    pairs = " ".join(
+        [
+            f"{name}={quoted(value)}"
+            for name, value in fields.items()
+            if value is not None and name != "traceback"
+        ]
+    )
+    if fields.get("traceback"):
+        return f"{pairs}\n{fields['traceback']}"
+    return pairs
 
-    def format(self, record):
-        fields = {
-            "time": now(record.created),
-            "level": record.levelname.lower(),
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
-        return line(fields)
+
+def quoted(value):
+    text = str(value)
+    if BARE.fullmatch(text):
+        return text
+    return json.dumps(text, ensure_ascii=False)
 
 
-def now(epoch):
+LINES = {"logfmt": logfmt_line, "json": json_line}  # by the setting `log`
+
+
+def timestamp(epoch):
+    """An epoch moment as 2026-11-29T18:00:00.123Z."""
     return f"{second(int(epoch))}.{int(epoch % 1 * 1000):03d}Z"
 
 
 @lru_cache(8)
 def second(epoch):
-    return datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
+    return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-def logfmt(fields):
-    traceback = fields.get("traceback")
-    pairs = " ".join(
-        [
-            f"{name}={value if type(value) is int else quoted(value)}"
-            for name, value in fields.items()
-            if value is not None and name != "traceback"
-        ]
-    )
-    return f"{pairs}\n{traceback}" if traceback else pairs
+# ---- requests
 
 
-def quoted(value):
-    text = str(value)
-    return text if BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+class RequestLog:
+    """Writes a line for each request: never a client's own words. `form` is the setting `log`."""
+
+    def __init__(self, form):
+        self.line = LINES[form]
+
+    def note(self, row, key):
+        """A store.ledger.Row, and the Key of its request, or None if it had none."""
+        fields = {
+            "time": timestamp(time()),
+            "id": row.id,
+            "key": key and key.name,
+            "route": row.route,
+            "model": row.model or None,
+            "status": row.status,
+            "error": row.error,
+            "queued_ms": row.queued_ms,
+            "first_ms": row.first_ms,
+            "ms": row.total_ms,
+            "prompt": row.prompt_tokens,
+            "completion": row.completion_tokens,
+        }
+        say(self.line(fields))
+
+
+# ---- whatever else happens, tracebacks included
 
 
 def set_up(form):
     """All logging to stdout, as "logfmt" or "json"."""
-    FORM["json"] = form == "json"
-    handler = Lines()
-    handler.setFormatter(Words())
+    handler = StdoutHandler()
+    handler.setFormatter(FieldsFormatter(form))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
-def note(row, key):
-    """A request's line: never a client's own words."""
-    say(
-        line(
-            {
-                "time": now(time()),
-                "id": row.id,
-                "key": key.name if key else None,
-                "route": row.route,
-                "model": row.model or None,
-                "status": row.status,
-                "error": row.error,
-                "queued_ms": row.queued_ms,
-                "first_ms": row.first_ms,
-                "ms": row.total_ms,
-                "prompt": row.prompt_tokens,
-                "completion": row.completion_tokens,
-            }
-        )
-    )
+class StdoutHandler(logging.Handler):
+    def emit(self, record):
+        with suppress(Exception):  # a record that cannot be formatted stops nothing either
+            say(self.format(record))
+
+
+class FieldsFormatter(logging.Formatter):
+    """Log records in the form of the request lines."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.line = LINES[form]
+
+    def format(self, record):
+        fields = {
+            "time": timestamp(record.created),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return self.line(fields)

@@ -1,4 +1,4 @@
-"""GET /metrics for Prometheus. No series per key: the ledger knows who, the metrics know how much."""
+"""GET /metrics for Prometheus. No series per key: the ledger knows who, metrics how much."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -9,7 +9,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 WAITS = (0.005, 0.02, 0.1, 0.5, 1, 5, 15, 60, 180, 600)
 TIMES = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 180, 600, 1800)
-KINDS = ("prompt", "cached", "completion", "reasoning")
+TOKENS = {  # the label `kind` of sparks_tokens -> the column of a ledger row
+    "prompt": "prompt_tokens",
+    "cached": "cached_tokens",
+    "completion": "completion_tokens",
+    "reasoning": "reasoning_tokens",
+}
 
 
 class Gauges:
@@ -19,27 +24,31 @@ class Gauges:
         self.gateway = gateway
 
     def collect(self):
-        gate, fleet = self.gateway.gate, self.gateway.fleet
-        for name, text, value in (
-            ("sparks_active", "Requests that hold a slot", gate.active),
-            ("sparks_queued", "Requests that wait for a slot", gate.waiting),
-            ("sparks_slots", "Slots of each model", gate.slots),
-            ("sparks_engine_up", "Whether the engine serves a model", int(bool(fleet.models()))),
-            (
-                "sparks_ledger_waiting",
-                "Ledger rows that wait in memory for the database",
-                len(self.gateway.ledger.waiting),
-            ),
-        ):
-            yield GaugeMetricFamily(name, text, value)
+        """What prometheus_client asks for: the gauges with their values."""
+        gate = self.gateway.gate
+        up = int(bool(self.gateway.fleet.models()))
+        behind = len(self.gateway.ledger.waiting)
+        yield GaugeMetricFamily("sparks_active", "Requests that hold a slot", gate.active)
+        yield GaugeMetricFamily("sparks_queued", "Requests that wait for a slot", gate.waiting)
+        yield GaugeMetricFamily("sparks_slots", "Slots of each model", gate.slots)
+        yield GaugeMetricFamily("sparks_engine_up", "Whether the engine serves a model", up)
+        yield GaugeMetricFamily(
+            "sparks_ledger_waiting", "Ledger rows that wait in memory for the database", behind
+        )
 
 
-class Tally:
-    """A histogram. The library's own takes a lock and walks through its buckets for each value."""
+class Histogram:
+    """Seconds, counted between bounds.
+
+    prometheus_client's own takes a lock and walks through its buckets for each value.
+    """
 
     def __init__(self, name, text, bounds):
-        self.name, self.text, self.bounds = name, text, bounds
-        self.counts, self.sum = [0] * (len(bounds) + 1), 0.0
+        self.name = name
+        self.text = text
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
 
     def observe(self, seconds):
         self.counts[bisect_left(self.bounds, seconds)] += 1
@@ -47,9 +56,8 @@ class Tally:
 
     def family(self):
         names = [*map(str, map(float, self.bounds)), "+Inf"]
-        return HistogramMetricFamily(
-            self.name, self.text, list(zip(names, accumulate(self.counts))), self.sum
-        )
+        buckets = list(zip(names, accumulate(self.counts), strict=True))
+        return HistogramMetricFamily(self.name, self.text, buckets, self.sum)
 
 
 class Metrics:
@@ -58,33 +66,33 @@ class Metrics:
     def __init__(self):
         self.registry = CollectorRegistry()
         self.registry.register(self)
-        self.requests, self.tokens = Counter(), Counter()
-        self.queued = Tally("sparks_queue_seconds", "Wait for a slot", WAITS)
-        self.first = Tally("sparks_first_token_seconds", "Time to the first token", TIMES)
-        self.total = Tally("sparks_total_seconds", "Time to the end", TIMES)
+        self.requests = Counter()
+        self.tokens = Counter()
+        self.times = {  # a column of a ledger row, in milliseconds -> its histogram
+            "queued_ms": Histogram("sparks_queue_seconds", "Wait for a slot", WAITS),
+            "first_ms": Histogram("sparks_first_token_seconds", "Time to the first token", TIMES),
+            "total_ms": Histogram("sparks_total_seconds", "Time to the end", TIMES),
+        }
 
     def watch(self, gateway):
         self.registry.register(Gauges(gateway))
 
     def note(self, row, key):
+        """Count a store.ledger.Row; `key` is None for a request that has not got past its key."""
         if key is None:
             return
         self.requests[row.route, str(row.status), row.model] += 1
-        for kind, count in zip(
-            KINDS,
-            (row.prompt_tokens, row.cached_tokens, row.completion_tokens, row.reasoning_tokens),
-        ):
+        for kind, column in TOKENS.items():
+            count = getattr(row, column)
             if count:
                 self.tokens[kind] += count
-        for tally, value in (
-            (self.queued, row.queued_ms),
-            (self.first, row.first_ms),
-            (self.total, row.total_ms),
-        ):
-            if value is not None:
-                tally.observe(value / 1000)
+        for column, histogram in self.times.items():
+            milliseconds = getattr(row, column)
+            if milliseconds is not None:
+                histogram.observe(milliseconds / 1000)
 
     def collect(self):
+        """What prometheus_client asks for: the counters and histograms with their values."""
         requests = CounterMetricFamily(
             "sparks_requests", "Requests past their key", labels=["route", "status", "model"]
         )
@@ -93,11 +101,7 @@ class Metrics:
             requests.add_metric(labels, count)
         for kind, count in self.tokens.items():
             tokens.add_metric([kind], count)
-        return [
-            requests,
-            tokens,
-            *(tally.family() for tally in (self.queued, self.first, self.total)),
-        ]
+        return [requests, tokens, *(histogram.family() for histogram in self.times.values())]
 
     def text(self):
         return generate_latest(self.registry)

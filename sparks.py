@@ -31,7 +31,7 @@ for descriptor in range(
 import argparse
 import sys
 
-import log as log_module
+from log import set_up
 from front import master
 import settings as settings_module
 from errors import SettingsError
@@ -51,7 +51,7 @@ def main(arguments=None):
         if options.reload:
             return master.tell_to_reload(settings.db)
         try_database(settings.db)
-        log_module.set_up(settings.log)
+        set_up(settings.log)
         master.run(settings, lambda worker: work(worker, settings, options.local))
     except SettingsError as error:
         sys.exit(f"sparks: {error}")

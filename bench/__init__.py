@@ -1,4 +1,6 @@
-"""What the gateway costs, beside nginx and the engine itself: ./run.sh bench. README.md here is the reading guide.
+"""What the gateway costs, beside nginx and the engine itself: ./run.sh bench.
+
+README.md here is the reading guide.
 
 __main__    the command: what is measured, in which order, what is missing
 stage       starts and ends what is measured: engine, nginx, gateway, other gateways

@@ -91,11 +91,13 @@ class Run:
         self.can_load = self.attempt(compile_all)
         if self.machine["cores"] < 2:
             self.lacks(
-                "one core only: gateway, engine and load share it, so latencies, bursts and gaps say little"
+                "one core only: gateway, engine and load share it, so latencies, bursts and gaps "
+                "say little"
             )
         if not machine.take_priority():
             self.lacks(
-                "no real-time priority (run as root): other programs come between; distrust latencies and gaps"
+                "no real-time priority (run as root): other programs come between; distrust "
+                "latencies and gaps"
             )
         stage.open_keys()
         if self.can_load:
@@ -143,7 +145,10 @@ class Run:
         }
 
     def measure(self, stage, name, measure):
-        """All rounds of a measure. The targets of a round lie side by side in time, each second round in reverse."""
+        """All rounds of a measure.
+
+        The targets of a round lie side by side in time, in each second round in reverse.
+        """
         wanted = [*measure.targets, *(self.peers if measure.peers else ())]
         names = [target for target in wanted if target in stage.targets]
         for turn in range(min(self.options.rounds, measure.rounds)):
@@ -178,7 +183,8 @@ class Run:
             print("! " + line)
         if self.others and max(self.others) > machine.CALM:
             print(
-                f"! other programs used up to {max(self.others):.1f} cores: trust the ratios, less the latencies"
+                f"! other programs used up to {max(self.others):.1f} cores: "
+                "trust the ratios, less the latencies"
             )
         print("all numbers are in", self.write(troubles))
         whole_ones = self.results.get("whole", {}).get("sparks", [{"different": 0}])

@@ -14,8 +14,9 @@ class Figure:
     """A line of the table.
 
     measure, name   which number, in `unit`
-    against         what is held against the bar: "nginx" or "direct": the ratio to it, taken round by round, because
-                    the two of a round lie side by side in time; "added": the difference to direct; None: the number
+    against         what is held against the bar: "nginx" or "direct": the ratio to it, taken round
+                    by round, because the two of a round lie side by side in time; "added": the
+                    difference to direct; None: the number
     bar, aim        None: there is none
     least           whether more is better
     """
@@ -44,7 +45,7 @@ class Figure:
         if self.against is None:
             return self.of(results, target)
         other = "direct" if self.against == "added" else self.against
-        pairs = list(zip(self.rounds(results, target), self.rounds(results, other)))
+        pairs = list(zip(self.rounds(results, target), self.rounds(results, other), strict=False))
         if not pairs or any(not other for _, other in pairs):
             return None
         return median(
@@ -230,7 +231,8 @@ def table(results, peers=()):
     widths = [max(len(cells[column]) for cells in rows) for column in range(len(head))]
     lines = ["| " + " | ".join(pad(cells, widths)) + " |" for cells in rows]
     ends = [":" if 2 <= column < 2 + len(targets) else "-" for column in range(len(head))]
-    rule = "|" + "|".join("-" * (width + 1) + end for width, end in zip(widths, ends)) + "|"
+    dashes = ["-" * (width + 1) + end for width, end in zip(widths, ends, strict=False)]
+    rule = "|" + "|".join(dashes) + "|"
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
@@ -238,7 +240,7 @@ def pad(cells, widths):
     """Words to the left, numbers to the right."""
     return [
         cell.ljust(width) if column < 2 or column >= len(cells) - 4 else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(cells, widths))
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=False))
     ]
 
 
@@ -268,7 +270,8 @@ def summary(results):
 def troubles(results):
     """Lines on answers that were not whole."""
     return [
-        f"{target}, {measure}: {numbers['bad']} answers were not whole ({numbers.get('trouble', '')})"
+        f"{target}, {measure}: {numbers['bad']} answers were not whole "
+        f"({numbers.get('trouble', '')})"
         for measure, targets in results.items()
         for target, rounds in targets.items()
         for numbers in rounds

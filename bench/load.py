@@ -26,8 +26,10 @@ class Requests:
         self.folder, self.known = folder, {}
 
     def file(self, target, model="fake", tokens=200, stream=False, size=0, kind="image", path=None):
-        """A chat request; `size` is that of its message in bytes, an image as a data URL or text. Streams do not ask for
-        usage: the gateway does, and has to take it off."""
+        """A chat request; `size` is that of its message in bytes, an image as a data URL or text.
+
+        Streams do not ask for usage: the gateway does, and has to take it off.
+        """
         wanted = (target.key, path or target.path, model, tokens, stream, size, kind)
         if wanted not in self.known:
             body = {
@@ -65,7 +67,10 @@ def whole(key, path, body):
 
 
 class Load:
-    """A run of the load generator against a target; `options` are its flags. `result()` waits for its end."""
+    """A run of the load generator against a target; `options` are its flags.
+
+    `result()` waits for its end.
+    """
 
     def __init__(self, stage, target, request, **options):
         flags = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
@@ -75,12 +80,15 @@ class Load:
         self.begun = time.monotonic()
 
     def cpu_at(self, seconds, pids):
-        """(the moment, seconds of CPU that `pids` have used), so many seconds after the beginning."""
+        """(the moment, seconds of CPU that `pids` have used), so many seconds after the start."""
         time.sleep(max(0, self.begun + seconds - time.monotonic()))
         return time.monotonic(), machine.cpu(pids)
 
     def result(self):
-        """What the load generator printed, as a dict; see loadgen.c. `bad`: how many answers were not whole."""
+        """What the load generator printed, as a dict; see loadgen.c.
+
+        `bad`: how many answers were not whole.
+        """
         out, _ = self.process.communicate(timeout=HARD_END)
         found = json.loads(out)
         found["bad"] = sum(found[name] for name in ("errors", "refused", "unfinished", "cut"))

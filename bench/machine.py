@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -13,13 +14,16 @@ CALM = 0.35  # cores that other programs may use in a moment that counts as quie
 
 
 def cores():
-    """(the gateway's core, those of engine and load): two sets of numbers; the same one if there is but one core."""
+    """(the gateway's core, those of engine and load): two sets of numbers.
+
+    Both are the same if there is but one core.
+    """
     usable = sorted(os.sched_getaffinity(0))
     return {usable[-1]}, set(usable[:-1]) or {usable[-1]}
 
 
 def take_priority():
-    """Real-time priority for this process and all it starts from here on; whether that is allowed."""
+    """Real-time priority for this process and all it starts from here on; whether it is allowed."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except PermissionError:
@@ -47,7 +51,10 @@ def about():
 
 
 def fields(pid):
-    """The fields of /proc/PID/stat behind the name, which may hold spaces; empty if the process has gone."""
+    """The fields of /proc/PID/stat behind the name, which may hold spaces.
+
+    Empty if the process has gone.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -69,7 +76,7 @@ def family(*roots):
 
 
 def cpu(pids):
-    """Seconds of CPU that processes have used, in nanoseconds' steps where the kernel keeps them."""
+    """Seconds of CPU that processes have used, to the nanosecond where the kernel keeps them."""
     return sum(map(cpu_of, pids))
 
 
@@ -87,7 +94,10 @@ def ticks(pid):
 
 
 def memory(pids, name="VmRSS"):
-    """MB in memory, summed: what processes share counts once for each. VmHWM: the peak since `forget_peak`."""
+    """MB in memory, summed: what processes share counts once for each.
+
+    VmHWM: the peak since `forget_peak`.
+    """
     return sum(value(f"/proc/{pid}/status", name + ":") for pid in pids) / 1024
 
 
@@ -113,15 +123,15 @@ def value(path, name):
 
 def forget_peak(pids):
     for pid in pids:
-        try:
+        with suppress(OSError):
             Path(f"/proc/{pid}/clear_refs").write_text("5")
-        except OSError:
-            pass
 
 
 def rest(pids, most=30):
-    """Wait until processes have nothing more to do, for so many seconds at most: one that was overrun works on when its
-    clients have gone, and would take its core from the next."""
+    """Wait until processes have nothing more to do, for so many seconds at most.
+
+    One that was overrun works on when its clients have gone, and would take its core from the next.
+    """
     end = time.monotonic() + most
     while time.monotonic() < end:
         before = cpu(pids)

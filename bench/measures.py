@@ -1,4 +1,6 @@
-"""One run against one target -> numbers. Each measure is a function (stage, target) -> dict; units are in the names:
+"""One run against one target -> numbers.
+
+Each measure is a function (stage, target) -> dict; units are in the names:
 `_us` microseconds, `_ms` milliseconds, `_mb` megabytes; `bad` counts answers that were not whole.
 """
 
@@ -16,9 +18,13 @@ BODY = 100 * MB
 
 @dataclass(frozen=True)
 class Pace:
-    """Paced streams: how many tokens each, over how many seconds they start, and the window in which all of them flow.
-    `spread`: they start at random, so that tokens come one by one; otherwise at even distances, so that many streams
-    have their token at about the same moment, as those of an engine's batch do."""
+    """Paced streams.
+
+    How many tokens each, over how many seconds they start, and the window in which all of them
+    flow. `spread`: they start at random, so that tokens come one by one; otherwise at even
+    distances, so that many streams have their token at about the same moment, as those of an
+    engine's batch do.
+    """
 
     tokens: int
     ramp: float
@@ -36,7 +42,9 @@ MANY = Pace(300, 2.0, (2.5, 5.8))  # 1,000 streams: ten groups of 100
 
 
 def paced(stage, target, count, pace=SPREAD, path=None):
-    """`count` streams at 50 tokens a second; `path`: through that route of the gateway's, while nginx has chats as ever.
+    """`count` streams at 50 tokens a second.
+
+    `path`: through that route of the gateway's, while nginx has chats as ever.
 
     steady_us   CPU per chunk while all of them flow
     setup_us    all CPU from before the first stream to after the last, per chunk
@@ -60,7 +68,7 @@ def paced(stage, target, count, pace=SPREAD, path=None):
         sse=1,
         spread=int(pace.spread),
         tokens=pace.tokens,
-        window="%g,%g" % pace.window,
+        window="{:g},{:g}".format(*pace.window),
         grace=pace.tokens / RATE + 4,
     )
     since, cpu = load.cpu_at(pace.window[0] + EDGE, target.pids)
@@ -119,7 +127,10 @@ def first(stage, target, seconds=2):
 
 
 def upload(stage, target, size=BODY):
-    """One large body while 8 paced streams flow: the peak of memory over the idle target, and the streams' worst gap."""
+    """One large body while 8 paced streams flow.
+
+    The peak of memory over the idle target, and the streams' worst gap.
+    """
     streams = stage.requests.file(target, model="fake@50", tokens=400, stream=True)
     request = stage.requests.file(target, size=size, tokens=20)
     machine.forget_peak(target.pids)
@@ -165,7 +176,7 @@ def warm_up(stage, target, can_load):
 
 
 def spent(before, target, units):
-    """Microseconds of CPU per unit since `before`; nothing for the engine itself, whose CPU is nobody's concern."""
+    """Microseconds of CPU per unit since `before`; None for the engine itself."""
     return per(machine.cpu(target.pids) - before, units) if target.pids else None
 
 
@@ -192,7 +203,10 @@ TEXTS = {"1 MB": MB, "10 MB": 10 * MB}
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure as `--only` knows it: the run, its targets, whether other gateways take part, the most rounds."""
+    """One measure as `--only` knows it.
+
+    The run, its targets, whether other gateways take part, the most rounds.
+    """
 
     group: str
     run: callable

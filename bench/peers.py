@@ -1,7 +1,8 @@
-"""Other gateways from PyPI, each in an environment of its own in .venv-peers/, in front of the same engine.
+"""Other gateways from PyPI, each in an environment of its own in .venv-peers/.
 
-They are set up as their own pages say for one engine, one worker and a key; they do less or more than Sparks, so their
-figures say what people pay elsewhere, not who is better. What cannot be installed or started is said and left out.
+They stand in front of the same engine, set up as their own pages say for one engine, one worker and
+a key. They do less or more than Sparks, so their figures say what people pay elsewhere, not who is
+better. What cannot be installed or started is said and left out.
 """
 
 import json

@@ -1,4 +1,7 @@
-"""Starts what is measured, on loopback, and ends all of it: the engine, nginx, the gateway, other gateways."""
+"""Starts what is measured, on loopback, and ends all of it.
+
+That is the engine, nginx, the gateway, and other gateways.
+"""
 
 import ctypes
 import json
@@ -37,7 +40,10 @@ class Missing(Exception):
 
 @dataclass
 class Target:
-    """Something that answers chat requests. `pids`: what is charged for them; `idle`: MB before the first measure."""
+    """Something that answers chat requests.
+
+    `pids`: what is charged for them; `idle`: MB before the first measure.
+    """
 
     name: str
     port: int
@@ -63,8 +69,8 @@ def compile_all():
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise Missing(
-                f"{name}.c does not compile (apt install libc6-dev): nothing but memory can be measured\n"
-                + done.stderr[-500:]
+                f"{name}.c does not compile (apt install libc6-dev): "
+                f"nothing but memory can be measured\n{done.stderr[-500:]}"
             )
 
 
@@ -99,7 +105,10 @@ def answers(url, key=""):
 
 @contextmanager
 def undisturbed():
-    """Ctrl-C and SIGTERM wait: between a process and the note of how it ends, they would leave it behind."""
+    """Ctrl-C and SIGTERM wait.
+
+    Between a process and the note of how it ends, they would leave it behind.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
@@ -108,8 +117,11 @@ def undisturbed():
 
 
 class Stage:
-    """All processes and files of a run. Leaving it ends and removes them, also after Ctrl-C and SIGTERM; if this
-    process is killed, the kernel ends its children."""
+    """All processes and files of a run.
+
+    Leaving it ends and removes them, also after Ctrl-C and SIGTERM; if this process is killed, the
+    kernel ends its children.
+    """
 
     def __init__(self):
         self.ends = ExitStack()
@@ -233,7 +245,7 @@ def end(process, seconds=5):
 
 
 def gateway_environment(folder, engine_port):
-    """A gateway of its own: a database in `folder`, slots for all, and everything else as it comes."""
+    """A gateway of its own: a database in `folder`, slots for all, all else as it comes."""
     own = {setting.variable for setting in settings.SETTINGS}
     kept = {
         name: value

@@ -1,9 +1,10 @@
-"""Whether anything of a stream is lost: what the gateway gives, byte for byte, beside what the pure stream object makes
-of the engine's bytes.
+"""Whether anything of a stream is lost.
 
-A request with a `seed` gets the same bytes from the engine each time, so it is asked twice: directly and through the
-gateway. Streams are short, of many lengths, many at once, mostly as fast as they go (events come in clumps, cut
-anywhere), every eighth paced (events come alone); every third client asks for usage.
+What the gateway gives is held, byte for byte, beside what the pure stream object makes of the
+engine's bytes. A request with a `seed` gets the same bytes from the engine each time, so it is
+asked twice: directly and through the gateway. Streams are short, of many lengths, many at once,
+mostly as fast as they go (events come in clumps, cut anywhere), every eighth paced (events come
+alone); every third client asks for usage.
 """
 
 import http.client
@@ -66,7 +67,10 @@ def differs(engine, gateway, number):
 
 
 def check(engine, gateway, count):
-    """`count` streams: {"streams", "different", "first"}, first being the first that differs, as text, or None."""
+    """`count` streams: {"streams", "different", "first"}.
+
+    first: the first that differs, as text, or None.
+    """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = [
             one

@@ -284,7 +284,7 @@ def view_of(gateway):
 def own_usage(gateway):
     """The caller's own totals and limits."""
     key, now = request.environ["sparks.call"].key, time()
-    day = ledger.day_of(now)
+    day = ledger.utc_day(now)
     return json_response(
         {
             "object": "usage",

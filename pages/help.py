@@ -1,11 +1,14 @@
-"""/help and /llms.txt: one page for people and agents, as Markdown, HTML or JSON, made from the tables the code uses.
+"""/help and /llms.txt: one page for people and agents, as Markdown, HTML or JSON.
 
-Source: the gateway's specification, which is this page for one model. Pure: settings and models in, text out.
+It is made from the tables that the code uses. Pure: settings and models in, text out.
+
+Source: the gateway's specification, which is this page for one model.
 """
 
 import json
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote
 
@@ -55,23 +58,41 @@ NO_MODEL = "MODEL-ID"  # stands in the examples while no model is known
 
 # What each refusal means and what to do about it; status and code stand in errors.py.
 MEANINGS = {
-    errors.InvalidRequest: "Bad JSON, missing `messages`, bad `reasoning_effort`, or another field at fault "
-    "(`param` names it); fix the request",
+    errors.InvalidRequest: (
+        "Bad JSON, missing `messages`, bad `reasoning_effort`, or another field at fault (`param` "
+        "names it); fix the request"
+    ),
     errors.InvalidKey: "Key missing, wrong, or revoked; check the key, don't retry",
-    errors.ModelNotAllowed: "Your key may not use this model; `GET /v1/models` lists those that it may",
-    errors.LimitExceeded: "Your key's requests or tokens of this minute are used up; come back after `Retry-After`",
-    errors.QuotaExceeded: "Your key's tokens of the day or month are used up; the message says when it starts anew",
-    errors.QueueFull: "Many of your own requests are waiting already; let them end, and see `Retry-After`",
+    errors.ModelNotAllowed: (
+        "Your key may not use this model; `GET /v1/models` lists those that it may"
+    ),
+    errors.LimitExceeded: (
+        "Your key's requests or tokens of this minute are used up; come back after `Retry-After`"
+    ),
+    errors.QuotaExceeded: (
+        "Your key's tokens of the day or month are used up; the message says when it starts anew"
+    ),
+    errors.QueueFull: (
+        "Many of your own requests are waiting already; let them end, and see `Retry-After`"
+    ),
     errors.Forbidden: "Request did not come through the public edge; use the base URL above",
     errors.ModelNotFound: "Only the model ids above exist",
     errors.NotFound: "Only the endpoints above exist",
-    errors.MethodNotAllowed: "The endpoint exists, with another method; see the table of endpoints",
+    errors.MethodNotAllowed: (
+        "The endpoint exists, with another method; see the table of endpoints"
+    ),
     errors.BodyTimeout: "The request's body stopped arriving; send it again",
     errors.TooLarge: "Body over {max_body}; shrink embedded images",
     errors.UnsupportedEncoding: "Compressed body; send plain JSON without `Content-Encoding`",
-    errors.InternalError: "A fault of the gateway's own; tell the operator the response's `x-request-id`",
-    errors.UpstreamError: "The engine failed on this request, perhaps in mid-answer; retry once or twice",
-    errors.ModelUnavailable: "The model is not loaded right now; retry later (see `Retry-After`), do not hammer",
+    errors.InternalError: (
+        "A fault of the gateway's own; tell the operator the response's `x-request-id`"
+    ),
+    errors.UpstreamError: (
+        "The engine failed on this request, perhaps in mid-answer; retry once or twice"
+    ),
+    errors.ModelUnavailable: (
+        "The model is not loaded right now; retry later (see `Retry-After`), do not hammer"
+    ),
     errors.Overloaded: "Too much is in hand at this moment; retry after `Retry-After`",
     errors.ShuttingDown: "The gateway is restarting; retry after `Retry-After`",
     errors.UpstreamTimeout: "The engine was silent for too long; retry, or ask for less",
@@ -79,28 +100,36 @@ MEANINGS = {
 
 
 def form_of(accept, wanted=None):
-    """The form to answer in, "md", "html" or "json": `wanted` is the ?format= argument, `accept` the Accept header."""
+    """The form to answer in: "md", "html" or "json".
+
+    accept  the Accept header, or None
+    wanted  the ?format= argument, which goes first
+    """
     if wanted:
-        return wanted.lower() if wanted.lower() in FORMS else "md"
-    types = re.sub(
-        r";\s*(?!q\s*=)[^;,]*", "", accept or "", flags=re.I
-    )  # a charset, a level: no matter here
+        form = wanted.lower()
+        return form if form in FORMS else "md"
+    # A charset or a level makes no difference here: only q= counts.
+    types = re.sub(r";\s*(?!q\s*=)[^;,]*", "", accept or "", flags=re.I)
     offers = parse_accept_header(types, MIMEAccept)
     return ACCEPTED.get(offers.best_match(ACCEPTED), "md")
 
 
 def render(settings, models, base_url, form):
-    """The page as (body, mimetype). `models` are upstream.Model, perhaps none; `base_url` is the public address."""
+    """The page as (body, mimetype).
+
+    models    engines.fleet.Model, perhaps none
+    base_url  the public address, with or without /v1
+    form      as form_of gives it
+    """
     page = contents(settings, models, base_url)
     if form == "json":
         body = json.dumps(page, indent=2, ensure_ascii=False) + "\n"
     else:
         body = markdown(page)
         if form == "html":
-            body = SCREEN.get_template("help.html").render(page=page, **web(body))
-    return body.encode("utf-8", "replace").decode(), FORMS[
-        form
-    ]  # an engine's lone surrogate can't leave
+            body = SCREEN.get_template("help.html").render(page=page, **as_html(body))
+    # The name of an engine's model can hold a lone surrogate, which UTF-8 has no bytes for.
+    return body.encode("utf-8", "replace").decode(), FORMS[form]
 
 
 def markdown(page):
@@ -117,22 +146,22 @@ def markdown(page):
 
 
 def contents(settings, models, base_url):
+    """All that the page says, as a dict: its JSON form."""
     base_url = api_address(base_url)
-    default = next(
-        (model for model in models if model.default),
-        next((model for model in models if model.purpose == "chat"), None),
-    )
+    default = shown_model(models)
     page = {
         "name": NAME,
         "base_url": base_url,
         "anthropic_url": base_url.removesuffix("/v1"),
-        "model": default.id if default else None,
+        "model": default and default.id,
         "models": [about(model) for model in models],
         "description": settings.description,
         "slots": settings.max_active,
         "limits": limits(settings),
-        "privacy": "prompts and completions are never stored. Per-key request counts, status, latency, "
-        "and token counts are.",
+        "privacy": (
+            "prompts and completions are never stored. Per-key request counts, status, latency, "
+            "and token counts are."
+        ),
         "endpoints": [endpoint(route, base_url) for route in ROUTES],
         "not_supported": NOT_SUPPORTED,
         "images": images(settings),
@@ -141,7 +170,7 @@ def contents(settings, models, base_url):
             "key_format": "sk-sparks-<random>",
             "operator": settings.operator,
         },
-        "reasoning": thinking(default) if default else None,
+        "reasoning": default and thinking(default),
         "errors": refusals(settings),
     }
     page |= {name: examples(name, page) for name in EXAMPLES}
@@ -149,8 +178,22 @@ def contents(settings, models, base_url):
     return page
 
 
+def shown_model(models):
+    """The model that the examples use: the default one, else the first for chats; None without."""
+    for model in models:
+        if model.default:
+            return model
+    for model in models:
+        if model.purpose == "chat":
+            return model
+    return None
+
+
 def api_address(base_url):
-    """The public address with exactly one /v1; what a shell, Markdown or HTML takes for its own is percent-encoded."""
+    """The public address with exactly one /v1.
+
+    What a shell, Markdown or HTML takes for its own is percent-encoded.
+    """
     base_url = base_url.strip().rstrip("/")
     while base_url.endswith("/v1"):
         base_url = base_url.removesuffix("/v1").rstrip("/")
@@ -160,6 +203,10 @@ def api_address(base_url):
 
 
 def about(model):
+    """What the page says of a model."""
+    controls = None
+    if model.purpose == "chat":
+        controls = thinking(model)
     return {
         "id": model.id,
         "loaded": model.loaded,
@@ -167,22 +214,25 @@ def about(model):
         "context": model.context,
         "kind": model.purpose,
         "aliases": [*model.aliases, *model.others],
-        "reasoning": thinking(model) if model.purpose == "chat" else None,
+        "reasoning": controls,
     }
 
 
 def thinking(model):
-    """What controls of thinking do with a model: what its table in force says, and nothing beyond it."""
+    """What the controls of thinking do with a model, by the table that is in force for it."""
     table = reasoning.TABLES[model.effort]
     effects = {level.effect for level in table.levels.values()}
     controllable = effects != {reasoning.UNCHANGED}
     can_turn_off = table.levels["none"].effect == reasoning.OFF
+    quickest = None
+    if controllable:
+        quickest = "none" if can_turn_off else "low"
     return {
         "table": model.effort,
         "about": table.about,
         "controllable": controllable,
         "can_turn_off": can_turn_off,
-        "quickest": ("none" if can_turn_off else "low") if controllable else None,
+        "quickest": quickest,
         "efforts": [
             {"words": words, "effect": effect} for words, effect in reasoning.rows(model.effort)
         ],
@@ -193,7 +243,7 @@ def thinking(model):
 
 
 def native(table):
-    """The switches of the template that the table itself uses, with their values: {name: [value, …]}."""
+    """The switches of the chat template that the table uses: {name: [its values]}."""
     switches = {}
     for level in table.levels.values():
         for name, value in level.kwargs.items():
@@ -214,14 +264,15 @@ def limits(settings):
 
 
 def images(settings):
-    """Which images the gateway fetches by their addresses, or None. Names of the operator's own hosts are not for everybody."""
+    """Which images the gateway fetches by their addresses; None: none.
+
+    Names of the operator's own hosts are not for everybody.
+    """
     if not settings.image_urls:
         return None
-    where = (
-        "a public image"
-        if "public" in settings.image_urls
-        else "an image at a host that the operator names"
-    )
+    where = "an image at a host that the operator names"
+    if "public" in settings.image_urls:
+        where = "a public image"
     return {"where": where, "most": settings.max_images, "bytes": settings.max_image}
 
 
@@ -238,8 +289,8 @@ def endpoint(route, base_url):
 def refusals(settings):
     size = bytes_text(settings.max_body)
     return [
-        {"status": kind.status, "code": kind.code, "meaning": meaning.format(max_body=size)}
-        for kind, meaning in MEANINGS.items()
+        {"status": refusal.status, "code": refusal.code, "meaning": meaning.format(max_body=size)}
+        for refusal, meaning in MEANINGS.items()
     ]
 
 
@@ -253,37 +304,38 @@ def examples(name, page):
 
 def notes(page):
     """What an agent should know, a sentence each (Markdown)."""
+    found = ["Check `GET /v1/models` before a long run; an empty list means the model is off."]
     quick = page["reasoning"] and page["reasoning"]["quickest"]
-    return [
-        "Check `GET /v1/models` before a long run; an empty list means the model is off.",
-        *([f'Prefer `reasoning_effort: "{quick}"` for quick tool turns.'] if quick else []),
-        f"Expect queueing when more than {page['slots']} streams are active.",
-        "Back off on `503` instead of retrying in a tight loop.",
-    ]
+    if quick:
+        found.append(f'Prefer `reasoning_effort: "{quick}"` for quick tool turns.')
+    found.append(f"Expect queueing when more than {page['slots']} streams are active.")
+    found.append("Back off on `503` instead of retrying in a tight loop.")
+    return found
 
 
 def groups(models):
     """Models that think alike, for the Markdown form: [(ids, reasoning)]."""
-    out = []
-    for model in [model for model in models if model["reasoning"]]:
-        alike = next((ids for ids, effort in out if effort == model["reasoning"]), None)
-        if alike is None:
-            out.append(([model["id"]], model["reasoning"]))
-        else:
-            alike.append(model["id"])
-    return out
+    found = []
+    for model in models:
+        controls = model["reasoning"]
+        known = [other for _, other in found]
+        if controls in known:
+            found[known.index(controls)][0].append(model["id"])
+        elif controls:
+            found.append(([model["id"]], controls))
+    return found
 
 
 # ---- how values are written so that nothing in them is taken for markup
 
 
 def visible(value):
-    """One line of printable text: an unprintable character, also a line's end, becomes a mark."""
+    """One line of printable text: U+FFFD stands for other characters, a line's end among them."""
     return "".join(char if char.isprintable() else "\ufffd" for char in str(value))
 
 
-def plain(value):
-    """A value in running Markdown: what would be markup in the middle of a line is escaped. CommonMark 2.4, 6.2."""
+def prose(value):
+    """A value in running Markdown, where it can't be markup: CommonMark 2.4 (escapes), 6.2."""
     value = visible(" ".join(str(value).split()))
     return re.sub(r"[\\`*\[<]|&(?=#?\w+;)|(?<!\S)#|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", value)
 
@@ -292,7 +344,9 @@ def code(value):
     """A value as a Markdown code span, whatever backticks it holds. CommonMark 6.1."""
     value = visible(value)
     fence = "`" * (1 + max(map(len, re.findall("`+", value)), default=0))
-    pad = " " if value[:1] in ("`", " ", "") or value[-1:] in ("`", " ") else ""
+    pad = ""
+    if value[:1] in ("`", " ", "") or value[-1:] in ("`", " "):
+        pad = " "
     return f"{fence}{pad}{value}{pad}{fence}"
 
 
@@ -320,7 +374,7 @@ def bytes_text(number):
 
 
 FILTERS = {
-    "plain": plain,
+    "prose": prose,
     "code": code,
     "cell": cell,
     "literal": literal,
@@ -336,6 +390,7 @@ FILTERS = {
 
 
 def templates(**options):
+    """A jinja2.Environment of the templates folder; it reads a template when that is asked for."""
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         undefined=jinja2.StrictUndefined,
@@ -353,17 +408,15 @@ SCREEN = templates(autoescape=True)
 MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
-def web(text):
-    """The Markdown form as the parts of the HTML form: its body, and its chapters as [(anchor, title)]."""
+def as_html(text):
+    """The Markdown form for the HTML form: its `body`, and `chapters` as [(anchor, title)]."""
     tokens = MARKDOWN.parse(text)
     chapters = []
-    for token, inner in zip(tokens, tokens[1:]):
+    for token, inner in pairwise(tokens):
         if token.type == "heading_open" and token.tag == "h2":
             token.attrSet("id", inner.content.lower().replace(" ", "-"))
             chapters.append((token.attrGet("id"), inner.content))
         if token.type in ("fence", "table_open"):
-            token.attrSet(
-                "tabindex", "0"
-            )  # a region that scrolls must be reachable by keyboard: WCAG 2.1.1
+            token.attrSet("tabindex", "0")  # what scrolls must be in reach of keyboards: WCAG 2.1.1
     html = MARKDOWN.renderer.render(tokens, MARKDOWN.options, {})
     return {"body": Markup(html), "chapters": chapters}

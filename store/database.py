@@ -1,6 +1,6 @@
 """The database file: one connection, and the migrations that bring an old file up to date.
 
-The connection is shared by all greenlets of the process, so nothing may switch inside a transaction.
+All greenlets of the process share the connection: nothing may switch inside a transaction.
 """
 
 import os
@@ -14,20 +14,19 @@ import peewee
 from errors import SettingsError
 
 PAGE = 1024  # bytes, of a new file: a row of the ledger touches two, and each is logged whole
+MAGIC = b"SQLite format 3\0"  # how a file begins that is not empty: sqlite.org/fileformat.html, 1.3
 database = peewee.SqliteDatabase(None, thread_safe=False)
 opened = SimpleNamespace(file=None)  # which file the connection has
 
 
 def open_database(path, patient=True):
-    """Open the file (made with mode 0600), brought up to date. Unless `patient`, no later call waits in C: not for another
-    process's lock, and not for a checkpoint, which is `checkpoint`'s. Raises SettingsError with one line."""
+    """Open the file, made with mode 0600 if there is none, and bring it up to date.
+
+    Unless `patient`, later calls never wait inside SQLite: neither for another process's lock nor
+    for a checkpoint, which `checkpoint` makes instead. Raises SettingsError with one line.
+    """
     try:
-        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or file.read(16) not in (
-                b"",
-                b"SQLite format 3\0",
-            ):
-                raise OSError("it is no SQLite database")
+        refuse_other_files(path)
         os.chmod(path, 0o600)
         database.init(
             str(path),
@@ -51,6 +50,14 @@ def open_database(path, patient=True):
         raise SettingsError(f"SPARKS_DB: {path} cannot be used: {error}") from None
 
 
+def refuse_other_files(path):
+    """OSError for what is no SQLite database, before its mode is changed or anything written."""
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
+        is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        if not is_regular or file.read(len(MAGIC)) not in (b"", MAGIC):
+            raise OSError("it is no SQLite database")
+
+
 def identity(path):
     found = os.stat(path)
     return found.st_dev, found.st_ino
@@ -62,38 +69,52 @@ def is_ours(path):
 
 
 def checkpoint(path):
-    """Bring what the write-ahead log holds into the file; for a thread of its own, since it waits for the disk."""
+    """Bring what the write-ahead log holds into the file.
+
+    Runs in a thread, on a connection of its own, because it waits for the disk.
+    """
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 class Transaction:
-    """A transaction that takes the write lock at once, or fails at once; gives a function to execute SQL with. (peewee's own
-    hides a full disk behind a rollback that SQLite has done already, and costs a quarter of a ledger row.)"""
+    """Takes the write lock at once, or fails at once; gives a function to execute SQL with.
+
+    peewee's own transaction hides that a disk is full: its rollback fails, because SQLite has
+    already rolled back. It also costs a quarter of a ledger row.
+    """
 
     def __enter__(self):
         self.connection = database.connection()
         self.connection.execute("BEGIN IMMEDIATE")
         return self.connection.execute
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(self, error_type, error, traceback):
         try:
-            if kind is None:
+            if error is None:
                 self.connection.execute("COMMIT")
         finally:
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
 
 
-# ---- migrations: in order, for ever; an old file goes through those it lacks
+# ---- migrations: in order, for ever; an old file goes through those it lacks, by their names
 
 
 def first_keys():
-    yield """CREATE TABLE IF NOT EXISTS key (id INTEGER PRIMARY KEY, name TEXT NOT NULL, prefix TEXT NOT NULL,
-             digest TEXT NOT NULL UNIQUE, created DATETIME NOT NULL, revoked DATETIME)"""
+    yield """
+        CREATE TABLE IF NOT EXISTS key (
+            id INTEGER PRIMARY KEY,
+            name TEXT NOT NULL,
+            prefix TEXT NOT NULL,
+            digest TEXT NOT NULL UNIQUE,
+            created DATETIME NOT NULL,
+            revoked DATETIME
+        )"""
 
 
 def limits():
+    """What `keys limit` sets, and whether a key may read /metrics from elsewhere."""
     for column in (
         "requests_per_minute INTEGER",
         "tokens_per_minute INTEGER",
@@ -109,17 +130,46 @@ def limits():
 
 
 def first_ledger():
-    yield """CREATE TABLE request (id TEXT NOT NULL, key_id INTEGER NOT NULL, model TEXT NOT NULL, engine TEXT NOT NULL,
-             route TEXT NOT NULL, started REAL NOT NULL, queued_ms INTEGER, first_ms INTEGER, total_ms INTEGER NOT NULL,
-             status INTEGER NOT NULL, error TEXT, streamed INTEGER NOT NULL, aborted INTEGER NOT NULL,
-             truncated INTEGER NOT NULL, prompt_tokens INTEGER, cached_tokens INTEGER, completion_tokens INTEGER,
-             reasoning_tokens INTEGER, counted TEXT NOT NULL)"""
+    """A row for each request (store.ledger.Row), and the totals of each day, key and model."""
+    yield """
+        CREATE TABLE request (
+            id TEXT NOT NULL,
+            key_id INTEGER NOT NULL,
+            model TEXT NOT NULL,
+            engine TEXT NOT NULL,
+            route TEXT NOT NULL,
+            started REAL NOT NULL,
+            queued_ms INTEGER,
+            first_ms INTEGER,
+            total_ms INTEGER NOT NULL,
+            status INTEGER NOT NULL,
+            error TEXT,
+            streamed INTEGER NOT NULL,
+            aborted INTEGER NOT NULL,
+            truncated INTEGER NOT NULL,
+            prompt_tokens INTEGER,
+            cached_tokens INTEGER,
+            completion_tokens INTEGER,
+            reasoning_tokens INTEGER,
+            counted TEXT NOT NULL
+        )"""
     yield "CREATE INDEX request_started ON request (started)"
     yield "CREATE INDEX request_id ON request (id)"
-    yield """CREATE TABLE day (day TEXT NOT NULL, key_id INTEGER NOT NULL, model TEXT NOT NULL, requests INTEGER NOT NULL,
-             ok INTEGER NOT NULL, errors INTEGER NOT NULL, aborted INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL,
-             cached_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, reasoning_tokens INTEGER NOT NULL,
-             PRIMARY KEY (day, key_id, model)) WITHOUT ROWID"""
+    yield """
+        CREATE TABLE day (
+            day TEXT NOT NULL,
+            key_id INTEGER NOT NULL,
+            model TEXT NOT NULL,
+            requests INTEGER NOT NULL,
+            ok INTEGER NOT NULL,
+            errors INTEGER NOT NULL,
+            aborted INTEGER NOT NULL,
+            prompt_tokens INTEGER NOT NULL,
+            cached_tokens INTEGER NOT NULL,
+            completion_tokens INTEGER NOT NULL,
+            reasoning_tokens INTEGER NOT NULL,
+            PRIMARY KEY (day, key_id, model)
+        ) WITHOUT ROWID"""
 
 
 def first_seal():
@@ -128,7 +178,10 @@ def first_seal():
 
 
 def ledger_without_indexes():
-    """Each was another page to write for each request, and only the owner's commands look for a row: they may read them all."""
+    """Each request had to write a page of each index, for nobody but the owner's commands.
+
+    These can read all rows.
+    """
     yield "DROP INDEX IF EXISTS request_started"
     yield "DROP INDEX IF EXISTS request_id"
 

@@ -1,13 +1,14 @@
-"""The ledger: a row for each request that got past its key, and daily totals, kept for ever. Never a client's own words.
+"""The ledger: a row for each request that got past its key, and daily totals, kept for ever.
 
-A row is committed before the last byte of its answer leaves. A commit is tried at once, without waiting in the event loop; while
-the database is locked or full, rows wait in memory and requests go on being answered.
+A client's own words never get into it. A row is committed before the last byte of its answer
+leaves. The commit is tried at once and never waits inside SQLite, which would stop the event loop;
+while the database is locked or full, rows wait in memory and requests are answered all the same.
 """
 
 import logging
 import sqlite3
 from collections import deque
-from datetime import datetime, timezone
+from datetime import date, timedelta
 from functools import lru_cache
 from time import monotonic, time
 from typing import NamedTuple
@@ -15,8 +16,8 @@ from typing import NamedTuple
 import gevent
 import peewee
 
-from store.database import checkpoint, database, is_ours, open_database, Transaction
 from errors import SettingsError
+from store.database import Transaction, checkpoint, database, is_ours, open_database
 
 logger = logging.getLogger("sparks")
 PATIENCE = 0.25  # seconds for which a request waits for a locked database
@@ -25,9 +26,10 @@ MOST_WAITING = 10_000  # rows in memory; beyond it the oldest are lost, and coun
 COMPLAIN = 60  # seconds between two log lines about one fault
 STEP = 500  # rows written or deleted in one go
 MOST_TOKENS = 1 << 40  # of one request; more is no figure, and would break the sums
-MINUTE, DAY = 60, 86400  # seconds
+MINUTE = 60  # seconds
+DAY = 86400
 
-FAULTS = (sqlite3.Error, peewee.DatabaseError, OSError)  # of the database: locked, full, gone
+FAULTS = (sqlite3.Error, peewee.DatabaseError, OSError)  # of the database, where no row is at hand
 TOTALS = (
     "requests",
     "ok",
@@ -68,14 +70,19 @@ class Row(NamedTuple):
         return (self.prompt_tokens or 0) + (self.completion_tokens or 0)
 
 
-def figures(usage, stream):
-    """A Row's tokens as a dict: the engine's own `usage` (a dict, or None), else what came through the stream."""
-    usage = usage if isinstance(usage, dict) else {}
+def tokens_used(usage, stream):
+    """A Row's token columns as a dict, without those that are unknown.
+
+    usage   the engine's own figures, as OpenAI's `usage` object, or whatever it sent in its place
+    stream  counts the tokens that came through, for an engine that gave no figures; or None
+    """
+    if not isinstance(usage, dict):
+        usage = {}
     found = {
-        "prompt_tokens": whole(usage, "prompt_tokens"),
-        "completion_tokens": whole(usage, "completion_tokens"),
-        "cached_tokens": whole(usage.get("prompt_tokens_details"), "cached_tokens"),
-        "reasoning_tokens": whole(usage.get("completion_tokens_details"), "reasoning_tokens"),
+        "prompt_tokens": token_count(usage, "prompt_tokens"),
+        "completion_tokens": token_count(usage, "completion_tokens"),
+        "cached_tokens": token_count(usage.get("prompt_tokens_details"), "cached_tokens"),
+        "reasoning_tokens": token_count(usage.get("completion_tokens_details"), "reasoning_tokens"),
     }
     if found["completion_tokens"] is None and stream is not None and stream.tokens:
         found.update(
@@ -84,33 +91,77 @@ def figures(usage, stream):
     return {name: value for name, value in found.items() if value is not None}
 
 
-def whole(table, name):
-    value = table.get(name) if isinstance(table, dict) else None
-    return (
-        value
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
-        else None
-    )
+def token_count(usage, name):
+    """That figure, or None where an engine sent something else than a number of tokens."""
+    value = usage.get(name) if isinstance(usage, dict) else None
+    if type(value) is int and 0 <= value <= MOST_TOKENS:  # JSON's true is an int to isinstance
+        return value
+    return None
 
+
+# ---- writing a row
 
 INSERT = (
     f"INSERT INTO request ({', '.join(Row._fields)}) VALUES ({', '.join('?' * len(Row._fields))})"
 )
 ADD = (
-    f"INSERT INTO day (day, key_id, model, {', '.join(TOTALS)}) VALUES ({', '.join('?' * (3 + len(TOTALS)))}) "
+    f"INSERT INTO day (day, key_id, model, {', '.join(TOTALS)}) "
+    f"VALUES ({', '.join('?' * (3 + len(TOTALS)))}) "
     "ON CONFLICT (day, key_id, model) DO UPDATE SET "
     + ", ".join(f"{name} = {name} + excluded.{name}" for name in TOTALS)
 )
 
 
-def day_of(moment):
+class UnfitRow(Exception):
+    """SQLite cannot keep a row, whatever the database's state. The text has none of its words."""
+
+
+def commit(rows):
+    """Rows and totals in one transaction, with no switch in between.
+
+    Raises UnfitRow if one of the rows can never be kept, and what SQLite raises for anything else.
+    """
+    with Transaction() as execute:
+        for row in rows:
+            try:
+                execute(INSERT, row)
+                execute(ADD, (utc_day(row.started), row.key_id, row.model, *totals_of(row)))
+            except Exception as error:
+                if is_of_database(error):
+                    raise
+                # Not `from error`: a UnicodeEncodeError says which characters it could not encode.
+                raise UnfitRow(type(error).__name__) from None
+
+
+def is_of_database(error):
+    """Whether an insert failed because of the database, and the same row may fit in later.
+
+    sqlite3 has OperationalError for what is locked, full, gone or cannot be read, and DatabaseError
+    itself for a damaged file. The other classes below it, and Python's own errors, say that a value
+    cannot be bound or breaks a constraint (NaN is NULL to SQLite), which is the row's fault.
+    """
+    if type(error) is sqlite3.DatabaseError:
+        return True
+    return isinstance(
+        error,
+        (
+            sqlite3.OperationalError,
+            sqlite3.InternalError,
+            sqlite3.NotSupportedError,
+            OSError,
+            MemoryError,
+        ),
+    )
+
+
+def utc_day(epoch):
     """The day of an epoch moment, UTC, as 2026-11-29."""
-    return day_name(int(moment // DAY))
+    return day_name(int(epoch // DAY))
 
 
 @lru_cache(8)
 def day_name(number):
-    return datetime.fromtimestamp(number * DAY, timezone.utc).strftime("%Y-%m-%d")
+    return (date(1970, 1, 1) + timedelta(days=number)).isoformat()
 
 
 def totals_of(row):
@@ -128,34 +179,55 @@ def totals_of(row):
     )
 
 
+def is_lock(error):
+    return "locked" in str(error)
+
+
 class Ledger:
-    """Writes rows. `write(row)` returns when the row is committed, or after PATIENCE if the database does not let it."""
+    """Writes rows, and keeps the file in order.
+
+    waiting   rows that are not committed yet, oldest first
+    lost      how many were given up: too many waited, or SQLite could not keep them
+    troubled  whether the last commit failed
+    """
 
     def __init__(self, settings):
-        self.settings, self.waiting, self.lost, self.complained = settings, deque(), 0, -COMPLAIN
-        self.troubled = False  # the last try failed
+        self.settings = settings
+        self.waiting = deque()
+        self.lost = 0
+        self.troubled = False
+        self.logged = {}  # fault -> when it was logged last
 
     def write(self, row):
+        """Returns when the row is committed, or after PATIENCE if the database does not let it."""
         self.waiting.append(row)
         if len(self.waiting) > MOST_WAITING:
             self.waiting.popleft()
             self.lost += 1
-        end = monotonic() + (PATIENCE if len(self.waiting) == 1 else 0)
-        while not self.flush() and monotonic() < end:
+        end = monotonic()
+        if len(self.waiting) == 1:  # behind others that wait, more patience would be wasted
+            end += PATIENCE
+        while not self.attempt(self.flush) and monotonic() < end:
             gevent.sleep(RETRY)
 
     def flush(self):
         """Commit what waits, a step of it. Returns whether nothing waits any more."""
+        self.troubled = True  # until it has gone well
         try:
-            self.commit(min(STEP, len(self.waiting)))
+            self.commit_step()
             self.troubled = False
         except FAULTS as error:
-            self.troubled = True
             self.complain(error)
-        except Exception:  # one row that cannot be written must not hold up the others
-            logger.exception("a row cannot be written")
-            self.sift()
         return not self.waiting
+
+    def commit_step(self):
+        """Commit the oldest rows at once, or one by one without those that cannot be kept."""
+        count = min(STEP, len(self.waiting))
+        try:
+            self.commit(count)
+        except UnfitRow:
+            for _ in range(count):
+                self.commit_or_lose()
 
     def commit(self, count):
         if count:
@@ -163,23 +235,22 @@ class Ledger:
         for _ in range(count):
             self.waiting.popleft()
 
-    def sift(self):
-        """Commit row by row, and lose those that cannot be written."""
+    def commit_or_lose(self):
         try:
-            for _ in range(min(STEP, len(self.waiting))):
-                try:
-                    self.commit(1)
-                except (ValueError, TypeError, OverflowError):
-                    self.waiting.popleft()
-                    self.lost += 1
-        except FAULTS as error:
-            self.complain(error)
+            self.commit(1)
+        except UnfitRow as error:
+            self.waiting.popleft()
+            self.lost += 1
+            if self.is_news(f"row: {error}"):
+                logger.error(
+                    "a row of the ledger cannot be kept (%s): %d were lost", error, self.lost
+                )
 
     def complain(self, error):
-        if monotonic() - self.complained > COMPLAIN and not (
-            is_lock(error) and len(self.waiting) < 2
-        ):
-            self.complained = monotonic()
+        """Log a fault of the database. A lock that a single row waits for is about to pass."""
+        if is_lock(error) and len(self.waiting) < 2:
+            return
+        if self.is_news("database"):
             logger.error(
                 "the ledger cannot be written (%s): %d rows wait in memory, %d were lost",
                 error,
@@ -187,23 +258,47 @@ class Ledger:
                 self.lost,
             )
 
+    def is_news(self, fault):
+        """Whether this fault should be logged, since its last line is COMPLAIN seconds old."""
+        now = monotonic()
+        if fault in self.logged and now - self.logged[fault] <= COMPLAIN:
+            return False
+        self.logged[fault] = now
+        return True
+
     # -- upkeep
 
     def keep_up(self):
-        """For ever: commit what waits once a second, checkpoint once a minute, and prune once a day."""
-        pruned = checked = -DAY  # by a clock that is never set back
+        """For ever: commit what waits each second, checkpoint each minute, prune each day."""
+        checked = -DAY  # by a clock that is never set back
+        pruned = -DAY
         while True:
-            gevent.sleep(0.01 if len(self.waiting) > STEP and not self.troubled else 1)
-            self.flush()
-            self.stay_with_the_file()
+            gevent.sleep(self.pause())
+            self.attempt(self.flush)
+            self.attempt(self.stay_with_the_file)
             if monotonic() - checked > MINUTE:
                 checked = monotonic()
-                self.checkpoint()
-            if monotonic() - pruned > DAY and self.prune(time() - self.settings.keep_days * DAY):
+                self.attempt(self.checkpoint)
+            if monotonic() - pruned > DAY and self.attempt(self.prune_old):
                 pruned = monotonic()
 
+    def attempt(self, step):
+        """What the step returns, or None if it fails: that is logged, and the caller goes on."""
+        try:
+            return step()
+        except Exception as error:
+            if self.is_news((step.__name__, type(error))):
+                logger.exception("the ledger's %s failed; it will be tried again", step.__name__)
+            return None
+
+    def pause(self):
+        """Seconds to the next round of the upkeep: a long backlog is written without delay."""
+        if len(self.waiting) > STEP and not self.troubled:
+            return 0.01
+        return 1
+
     def stay_with_the_file(self):
-        """Somebody may have put another file in the database's place, a backup for example, or taken it away."""
+        """Open the database anew if another file, perhaps a backup, was put in its place."""
         try:
             if is_ours(self.settings.db):
                 return
@@ -219,79 +314,58 @@ class Ledger:
         except FAULTS as error:
             self.complain(error)
 
+    def prune_old(self):
+        return self.prune(time() - self.settings.keep_days * DAY)
+
     def prune(self, before):
-        """Delete the rows of requests that started before that moment, in small steps. Totals stay. Returns whether all
-        are gone."""
+        """Delete the rows of requests that started before that epoch moment, in small steps.
+
+        Daily totals stay. Returns whether all those rows are gone.
+        """
         try:
-            first, (last, oldest) = 0, self.span(0)
+            first = 0
+            last, oldest = self.span(first)
             while last is not None:
+                pause = 0.001
                 if oldest < before:
-                    database.execute_sql(
-                        "DELETE FROM request WHERE rowid > ? AND rowid <= ? AND started < ?",
-                        (first, last, before),
-                    )
-                gevent.sleep(0.05 if oldest < before else 0.001)
-                first, (last, oldest) = last, self.span(last)
+                    pause = 0.05
+                    sql = "DELETE FROM request WHERE rowid > ? AND rowid <= ? AND started < ?"
+                    database.execute_sql(sql, (first, last, before))
+                gevent.sleep(pause)
+                first = last
+                last, oldest = self.span(first)
         except peewee.DatabaseError as error:
             self.complain(error)
             return False
         return True
 
     def span(self, rowid):
-        """The last rowid of the next rows after that one, a step of them, and when the oldest started; None if there are none."""
-        sql = "SELECT max(rowid), min(started) FROM (SELECT rowid, started FROM request WHERE rowid > ? ORDER BY rowid LIMIT ?)"
+        """Of the next STEP rows after that one: the last rowid, and when the oldest row started.
+
+        Both are None if there are no more rows.
+        """
+        sql = (
+            "SELECT max(rowid), min(started) FROM "
+            "(SELECT rowid, started FROM request WHERE rowid > ? ORDER BY rowid LIMIT ?)"
+        )
         return database.execute_sql(sql, (rowid, STEP)).fetchone()
 
 
-def is_lock(error):
-    return "locked" in str(error)
-
-
-def commit(rows):
-    """Rows and totals in one transaction, with no switch in between."""
-    with Transaction() as execute:
-        for row in rows:
-            execute(INSERT, row)
-            execute(ADD, (day_of(row.started), row.key_id, row.model, *totals_of(row)))
-
-
-# ---- reading
+# ---- reading, for the gateway; what the owner's commands read is in store/report.py
 
 
 def used_by_key(since):
     """{key id: prompt and completion tokens} from a day on (2026-11-29)."""
-    sql = "SELECT key_id, SUM(prompt_tokens + completion_tokens) FROM day WHERE day >= ? GROUP BY key_id"
+    sql = (
+        "SELECT key_id, SUM(prompt_tokens + completion_tokens) FROM day "
+        "WHERE day >= ? GROUP BY key_id"
+    )
     return dict(database.execute_sql(sql, (since,)).fetchall())
 
 
-def usage(group, key_ids=None, since=None):
-    """Totals as a list of dicts, by `group` (columns of the day table: key_id, day, model)."""
-    where, values = ["1"], []
-    if key_ids is not None:
-        where.append(f"key_id IN ({', '.join('?' * len(key_ids))})")
-        values += key_ids
-    if since:
-        where.append("day >= ?")
-        values.append(since)
-    names, by = [*group, *TOTALS], ", ".join(group)
-    columns = ", ".join([*group, *(f"SUM({name})" for name in TOTALS)])
-    sql = f"SELECT {columns} FROM day WHERE {' AND '.join(where)} GROUP BY {by} ORDER BY {by}"
-    return [dict(zip(names, row)) for row in database.execute_sql(sql, values).fetchall()]
-
-
-def total(key_id, since=None):
-    """One key's totals, all zero if it has none."""
-    found = usage(["key_id"], [key_id], since)
-    return {name: found[0][name] if found else 0 for name in TOTALS}
-
-
-def rows(where="1", values=(), most=20):
-    """The newest rows that fit, as dicts with their key's name, newest last."""
-    names = ["rowid", *Row._fields, "key"]
-    columns = [*(f"request.{name}" for name in names[:-1]), "key.name"]
-    sql = (
-        f"SELECT {', '.join(columns)} FROM request LEFT JOIN key ON key.id = request.key_id WHERE {where} "
-        "ORDER BY request.rowid DESC LIMIT ?"
-    )
-    found = database.execute_sql(sql, (*values, most)).fetchall()
-    return [dict(zip(names, row)) for row in reversed(found)]
+def total(key_id, since=""):
+    """One key's totals as a dict, from a day on or of all time; all zero if it has none."""
+    sums = ", ".join(f"COALESCE(SUM({name}), 0)" for name in TOTALS)
+    sql = f"SELECT {sums} FROM day WHERE key_id = ? AND day >= ?"
+    found = database.execute_sql(sql, (key_id, since)).fetchone()
+    return dict(zip(TOTALS, found, strict=True))

@@ -1,6 +1,7 @@
-"""What a client keeps for the gateway, and the gateway alone can read: sealed with a key that stays in the database.
+"""Texts that a client keeps for the gateway, and that the gateway alone can read.
 
-A seal shows nothing of its text, and one that was changed, or made elsewhere, does not open (AES-256-GCM).
+They are encrypted with AES-256-GCM, whose key stays in the database. A sealed text shows nothing of
+the one in it, and one that was changed, or made elsewhere, does not decrypt.
 """
 
 import base64
@@ -10,37 +11,36 @@ from functools import cached_property
 
 from store.database import database
 
-KIND = b"sparks 1"  # another format would have another name
-NONCE = 12  # bytes; random ones serve for 2**32 texts
+FORMAT = b"sparks 1"  # authenticated with each text; another format would have another name
+NONCE = 12  # bytes; random ones serve for 2**32 texts (NIST SP 800-38D, 8.3)
 
 
 class Seal:
-    """Closes and opens texts with one key, 32 bytes."""
+    """Encrypts and decrypts texts with one key, 32 bytes."""
 
     def __init__(self, key):
         self.key = key
 
     @cached_property
-    def box(self):
-        from cryptography.hazmat.primitives.ciphers.aead import (
-            AESGCM,
-        )  # some MB, where somebody keeps reasoning
+    def cipher(self):
+        # Takes some MB, which only a gateway spends whose clients keep reasoning.
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         return AESGCM(self.key)
 
-    def close(self, text):
+    def encrypt(self, text):
         """The text sealed, as printable ASCII."""
         nonce = os.urandom(NONCE)
-        sealed = self.box.encrypt(nonce, text.encode("utf-8", "replace"), KIND)
-        return base64.urlsafe_b64encode(nonce + sealed).decode()
+        data = self.cipher.encrypt(nonce, text.encode("utf-8", "replace"), FORMAT)
+        return base64.urlsafe_b64encode(nonce + data).decode()
 
-    def open(self, sealed):
-        """The text of what `close` gave, or None for anything else."""
+    def decrypt(self, sealed):
+        """The text of what `encrypt` gave, or None for anything else."""
         from cryptography.exceptions import InvalidTag
 
         try:
             data = base64.b64decode(sealed, b"-_", validate=True)
-            return self.box.decrypt(data[:NONCE], data[NONCE:], KIND).decode()
+            return self.cipher.decrypt(data[:NONCE], data[NONCE:], FORMAT).decode()
         except (InvalidTag, binascii.Error, ValueError):
             return None
 

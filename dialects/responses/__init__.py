@@ -74,7 +74,7 @@ class Responses:
 
     now     gives the time, in epoch seconds
     token   gives hexadecimal digits, others each time
-    seal    closes and opens reasoning that a client keeps (seal.Seal), or None: then none is given and none is read
+    seal    encrypts and decrypts reasoning that a client keeps (seal.Seal), or None: then none is given and none is read
     """
 
     def __init__(self, now, token, seal=None):
@@ -89,7 +89,7 @@ class Responses:
         typed(payload, "model", str, "a text")
         box, reasoning, wanted = Toolbox(payload), read_reasoning(payload), read_include(payload)
         chat = {
-            "messages": messages_of(payload, box, self.seal and self.seal.open),
+            "messages": messages_of(payload, box, self.seal and self.seal.decrypt),
             **box.fields,
             **settings(payload, wanted),
         }
@@ -107,7 +107,7 @@ class Responses:
                 self.now,
                 box.names,
                 reasoning["summary"] is not None,
-                self.seal.close if sealed else None,
+                self.seal.encrypt if sealed else None,
                 "logprobs" in chat,
             ),
         )

@@ -125,8 +125,7 @@ def test_of_double_keys_the_last_one_counts():
 
 
 def test_huge_numbers_are_no_fault_of_ours(subtests):
-    for number in ["18446744073709551615", "18446744073709551616", "-9223372036854775809", "1e308",
-                                    "-0.0", "1" * 300]:
+    for number in ("18446744073709551615", "18446744073709551616", "-9223372036854775809", "1e308", "-0.0", "1" * 300):
         with subtests.test(number):
             assert payload(b'{"messages":[{"role":"user","content":"a"}],"seed":' + number.encode()
                            + b"}")["seed"] == pytest.approx(float(number))

@@ -58,10 +58,10 @@ class Fleet:
 class Seal:
     """Not a safe one."""
 
-    def close(self, text):
+    def encrypt(self, text):
         return "sealed:" + text[::-1]
 
-    def open(self, sealed):
+    def decrypt(self, sealed):
         return sealed[7:][::-1] if sealed.startswith("sealed:") else None
 
 

@@ -435,7 +435,7 @@ def test_hostile_values_in_json():
     ("a\u202eb", "a\ufffdb"),
 ])
 def test_plain(value, markdown):
-    assert help.plain(value) == markdown
+    assert help.prose(value) == markdown
     text = help.MARKDOWN.renderInline(markdown)
     assert Reader(text).text == help.visible(" ".join(value.split())) and Reader(text).tags == []
 

@@ -4,7 +4,9 @@ import signal
 import time
 
 import pytest
-from support.inside import idle, rows, started
+from support.gateway import started
+from support.observe import idle
+from support.rows import rows
 
 from support.engine import Engine, Hang, Json, chat_chunks, completion
 
@@ -21,8 +23,8 @@ def fails(*_, **__):
 
 stop = call.ClientWatch.stop
 call.ClientWatch.stop = lambda self: (stop(self), fails())
-http1.Pool.give = call.figures = fails
-call.Call.bound_writes = call.Call.stop_counting = metrics.Metrics.note = log.note = fails
+http1.Pool.give = call.tokens_used = fails
+call.Call.bound_writes = call.Call.stop_counting = metrics.Metrics.note = log.RequestLog.note = fails
 """
 NO_ROW_IS_WRITTEN = """
 from store.ledger import Ledger

@@ -145,8 +145,7 @@ def test_odd_texts_that_are_fine(shared, subtests):
 
 
 def test_content_type_is_not_needed(shared, subtests):
-    for type in ["", "text/plain", "a/b/c", "application/x-www-form-urlencoded",
-                                  "multipart/form-data; boundary=x"]:
+    for type in ("", "text/plain", "a/b/c", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
         with subtests.test(type):
             assert shared.client().post(CHAT, {"messages": MESSAGES}, {"content-type": type}).status == 200
             assert shared.engine.requests[-1].json()["messages"] == MESSAGES
@@ -933,9 +932,8 @@ def test_slashes_too_many(shared, subtests):
 
 
 def test_a_base_url_with_a_slash_too_many(shared, subtests):
-    for path in ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens",
-                                  "/v1/responses"]:
-        for form in ["{}/", "/{}", "/{}/"]:
+    for path in (CHAT, "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"):
+        for form in ("{}/", "/{}", "/{}/"):
             with subtests.test(path, form=form):
                 body = {"messages": MESSAGES, "max_tokens": 9, "prompt": "Hello", "input": "Hello"}
                 wanted = {name: body[name] for name in {"/v1/responses": ["input"], "/v1/completions": ["prompt"]}.get(

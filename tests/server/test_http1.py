@@ -274,8 +274,8 @@ def test_a_compressed_answer(engine):
 
 
 def test_interim_heads(engine, subtests):
-    for interim in [b"HTTP/1.1 100 Continue\r\n\r\n",
-                          b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n"]:
+    for interim in (b"HTTP/1.1 100 Continue\r\n\r\n",
+                    b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n"):
         with subtests.test(str(interim)):
             data = interim * 2 + HEAD + b"Content-Length: 2\r\n\r\nok"
             answer = answered(engine, *raw(data))

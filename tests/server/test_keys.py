@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
@@ -214,6 +215,94 @@ def test_revoke_twice(run):
     for given in ("alice", key, key[:16]):
         assert run("revoke", given)[0] == 1
     assert listed(run) == [("alice", False)]
+
+
+# ---- two owners at once
+
+@pytest.fixture
+def meanwhile(db, monkeypatch):
+    """meanwhile(sql): another process executes it between a command's reading and its writing."""
+    def arrange(sql, *values):
+        read = keys.named
+
+        def named(given):
+            found = read(given)
+            with closing(sqlite3.connect(db, isolation_level=None)) as other:
+                other.execute(sql, values)
+            return found
+        monkeypatch.setattr(keys, "named", named)
+    return arrange
+
+
+REVOKE = "UPDATE key SET revoked = '2026-11-29 12:00:00'"
+STORED = {"requests_per_minute": ("--rpm", "60", 60), "tokens_per_minute": ("--tpm", "9000", 9000), "active": ("--active", "2", 2),
+          "tokens_per_day": ("--tokens-per-day", "10000", 10_000), "tokens_per_month": ("--tokens-per-month", "20000", 20_000),
+          "models": ("--models", "glm*,tiny", "glm*,tiny"), "expires": ("--expires", "2030-01-01", "2030-01-02 00:00:00"),
+          "reasoning_field": ("--reasoning-field", "reasoning", "reasoning")}      # column -> option, what is typed, what is stored
+
+
+def options(*columns):
+    return [part for column in columns for part in STORED[column][:2]]
+
+
+def test_stored_is_every_limit():
+    assert tuple(STORED) == keys.LIMITS
+
+
+@pytest.mark.parametrize("given", [*([column] for column in STORED), [*STORED]], ids=",".join)
+def test_limit_of_a_key_that_is_revoked_meanwhile(run, db, meanwhile, given):
+    """It does not bring the key back to life, changes nothing, and says so."""
+    key = added(run, "alice")
+    meanwhile(REVOKE)
+    assert run("limit", "alice", *options(*given)) == (
+        1, "", f"Error: revoked meanwhile, and left as it is: {key[:16]}... of alice\n")
+    assert rows(db, f"SELECT revoked, {', '.join(STORED)} FROM key") == [("2026-11-29 12:00:00", *[None] * len(STORED))]
+
+
+def test_clear_of_a_key_that_is_revoked_meanwhile(run, db, meanwhile):
+    added(run, "alice")
+    said(run, "limit", "alice", *options(*STORED))
+    meanwhile(REVOKE)
+    code, out, err = run("limit", "alice", "--clear", "--json")
+    assert (code, json.loads(out)) == (1, []) and err.startswith("Error: revoked meanwhile")
+    assert rows(db, f"SELECT revoked, {', '.join(STORED)} FROM key") == [
+        ("2026-11-29 12:00:00", *[stored for _, _, stored in STORED.values()])]
+
+
+def test_one_of_two_keys_is_revoked_meanwhile(run, db, meanwhile):
+    first, second = added(run, "alice"), added(run, "alice", "--again")
+    meanwhile(REVOKE + " WHERE id = 1")
+    error = f"Error: revoked meanwhile, and left as it is: {first[:16]}... of alice\n"
+    assert run("limit", "alice", "--rpm", "60") == (1, f"alice  {second[:16]}...  requests per minute: 60\n", error)
+    assert rows(db, "SELECT requests_per_minute, revoked IS NULL FROM key ORDER BY id") == [(None, 0), (60, 1)]
+
+
+def test_revoke_of_a_key_that_is_revoked_meanwhile(run, db, meanwhile):
+    first, second = added(run, "alice"), added(run, "alice", "--again")
+    meanwhile(REVOKE + " WHERE id = 1")
+    error = f"Error: revoked meanwhile, and left as it is: {first[:16]}... of alice\n"
+    assert run("revoke", "alice") == (1, f"revoked {second[:16]}... of alice\n", error)
+    assert rows(db, "SELECT revoked FROM key WHERE id = 1") == [("2026-11-29 12:00:00",)]
+
+
+@pytest.mark.parametrize("column", STORED)
+def test_limits_of_two_owners_both_survive(run, db, meanwhile, column):
+    """Whatever one of them sets, all else is the other's; and what the command shows is what is in force."""
+    added(run, "alice")
+    stored = {name: value for name, (_, _, value) in STORED.items()}
+    meanwhile(f"UPDATE key SET {column} = ?, admin = 1", stored[column])
+    shown, = json.loads(said(run, "limit", "alice", "--json", *options(*STORED.keys() - {column})))
+    assert rows(db, f"SELECT admin, {', '.join(STORED)} FROM key") == [(1, *stored.values())]
+    assert None not in shown.values()
+
+
+@pytest.mark.parametrize("column", STORED)
+def test_revoke_keeps_what_another_owner_sets(run, db, meanwhile, column):
+    added(run, "alice")
+    _, _, value = STORED[column]
+    meanwhile(f"UPDATE key SET {column} = ?", value)
+    said(run, "revoke", "alice")
+    assert rows(db, f"SELECT {column}, revoked IS NULL FROM key") == [(value, 0)]
 
 
 # ---- wrong use
@@ -495,7 +584,7 @@ def test_keys_that_could_not_be_read_are_not_fresh(db, monkeypatch):
     database.open_database(db)
     ring, key = keys.Keyring(), run_keys("add", "alice", db=db).stdout.strip()
     with monkeypatch.context() as patch:
-        patch.setattr(keys, "active", lambda: 1 / 0)
+        patch.setattr(keys, "active_keys", lambda: 1 / 0)
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
                 ring.check(None, key)

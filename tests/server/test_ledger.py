@@ -21,6 +21,7 @@ import keys
 from store import ledger
 from store.database import database, open_database
 from store.ledger import DAY, Ledger, Row
+from support import ROOT
 from support.client import Truncated
 from support.engine import (
     Engine,
@@ -81,8 +82,8 @@ def tokens(prompt=None, cached=None, completion=None, reasoning=None):
     (None, SimpleNamespace(tokens=0, thoughts=0), {}),
     (None, None, {}),
 ])
-def test_figures(usage, stream, found):
-    assert ledger.figures(usage, stream) == {name: value for name, value in found.items() if value is not None}
+def test_tokens_used(usage, stream, found):
+    assert ledger.tokens_used(usage, stream) == {name: value for name, value in found.items() if value is not None}
 
 
 @pytest.mark.parametrize("fields, found", [
@@ -100,7 +101,7 @@ def test_totals_of(fields, found):
 @pytest.mark.parametrize("moment, day", [(0, "1970-01-01"), (NOON, "2027-01-01"), (NOON + 43_199.999, "2027-01-01"),
                                          (NOON + 43_200, "2027-01-02")])
 def test_days_are_utc(moment, day):
-    assert ledger.day_of(moment) == day
+    assert ledger.utc_day(moment) == day
 
 
 # ---- the database within this process
@@ -236,6 +237,102 @@ def test_row_that_cannot_be_written_costs_no_other(db, book, caplog, at, poison)
     assert not book.waiting and book.lost == 1
 
 
+class Unusable:
+    """A type that SQLite knows nothing of."""
+
+
+BAD_VALUES = ["Secret words \ud83d", 1 << 70, -1 << 70, float("nan"), float("inf"), b"Secret words", None, [1], {"a": 1},
+              Unusable()]
+
+
+@pytest.mark.parametrize("column", Row._fields)
+def test_bad_values_of_each_column(db, book, caplog, column):
+    """Those that SQLite cannot keep are lost, and counted; the rows around them land once, in order."""
+    good = []
+    with locked(db):
+        for n, value in enumerate(BAD_VALUES):
+            good += [f"request-{2 * n}", f"request-{2 * n + 1}"]
+            book.write(row(2 * n))
+            book.write(row(0, **{"id": f"bad-{n}", "key_id": 3, column: value}))
+            book.write(row(2 * n + 1))
+    assert book.flush() and book.flush()
+    assert [found["id"] for found in rows(db) if str(found["id"]) in good] == good
+    assert len(rows(db)) + book.lost == 3 * len(BAD_VALUES) and book.lost >= 3
+    assert [sum(day["requests"] for day in days(db) if day["key_id"] == 1)] == [len(good)]
+    assert "Secret" not in caplog.text and "ud83d" not in caplog.text
+
+
+def failing(error, statement, bad="request-2"):
+    """A Transaction in which a statement ("request" or "day") of the row with that id raises."""
+    class Failing(ledger.Transaction):
+        def __enter__(self):
+            run, now = super().__enter__(), [None]
+
+            def execute(sql, values):
+                if "INTO request" in sql:
+                    now[0] = values[0]
+                if now[0] == bad and f"INTO {statement}" in sql:
+                    raise error
+                return run(sql, values)
+            return execute
+    return Failing
+
+
+@pytest.mark.parametrize("statement", ["request", "day"])
+@pytest.mark.parametrize("error", [
+    sqlite3.ProgrammingError("Error binding parameter 3: type 'Unusable' is not supported"),
+    sqlite3.InterfaceError("Error binding parameter 0 - probably unsupported type."),
+    sqlite3.DataError("string or blob too big"), sqlite3.IntegrityError("NOT NULL constraint failed: request.started"),
+    OverflowError("Python int too large to convert to SQLite INTEGER"), UnicodeEncodeError("utf-8", "\ud83d", 0, 1, "surrogates"),
+    TypeError("unhashable"), ValueError("embedded null"), AttributeError("x"), ZeroDivisionError("x"),
+], ids=lambda error: type(error).__name__)
+def test_fault_of_a_row_costs_that_row(db, book, monkeypatch, caplog, error, statement):
+    monkeypatch.setattr(ledger, "Transaction", failing(error, statement))
+    with locked(db):
+        for n in range(5):
+            book.write(row(n))
+    caplog.clear()
+    assert book.flush() and not book.troubled
+    assert idents(db) == [f"request-{n}" for n in (0, 1, 3, 4)] and sums(db) == days(db) and book.lost == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"a row of the ledger cannot be kept ({type(error).__name__}): 1 were lost"]
+
+
+@pytest.mark.parametrize("statement", ["request", "day"])
+@pytest.mark.parametrize("error", [
+    sqlite3.OperationalError("database is locked"), sqlite3.OperationalError("database or disk is full"),
+    sqlite3.OperationalError("disk I/O error"), sqlite3.OperationalError("no such table: request"),
+    sqlite3.DatabaseError("database disk image is malformed"), sqlite3.InternalError("x"), sqlite3.NotSupportedError("x"),
+    OSError(5, "Input/output error"), MemoryError(),
+], ids=repr)
+def test_fault_of_the_database_costs_no_row(db, book, monkeypatch, error, statement):
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "Transaction", failing(error, statement))
+        for n in range(5):
+            book.write(row(n))
+        assert not book.attempt(book.flush) and len(book.waiting) == 3 and book.troubled
+    assert book.flush()
+    assert idents(db) == [f"request-{n}" for n in range(5)] and sums(db) == days(db) and book.lost == 0
+
+
+def test_closed_connection_costs_no_row(db, book):
+    """SQLite's word for it is a ProgrammingError, as for a row that cannot be bound."""
+    database.connection().close()
+    book.write(row(0))
+    assert len(book.waiting) == 1 and book.lost == 0
+    database.close()
+    assert book.flush() and idents(db) == ["request-0"]
+
+
+def test_fault_that_nobody_expects_costs_no_row(db, book, monkeypatch, caplog):
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "commit", lambda rows: 1 / 0)
+        for n in range(3):
+            book.write(row(n))
+    assert book.flush() and idents(db) == ["request-0", "request-1", "request-2"]
+    assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError]
+
+
 def test_a_backlog_is_written_in_steps(db, book, monkeypatch):
     """10,000 rows at once would hold the event loop for 150 ms, at each try."""
     sizes, commit = [], ledger.commit
@@ -256,7 +353,7 @@ def test_a_backlog_is_written_in_steps(db, book, monkeypatch):
 def test_huge_figures_stop_no_sum(db, book):
     """An engine that lies about its tokens: every look at the totals still works, the one at the start too."""
     for n in range(4):
-        book.write(row(n, model=f"model {n}", prompt_tokens=ledger.whole({"n": (1 << 62) - 1}, "n")))
+        book.write(row(n, model=f"model {n}", prompt_tokens=ledger.token_count({"n": (1 << 62) - 1}, "n")))
     assert ledger.used_by_key("2027-01-01")[1] >= 0
     assert ledger.total(1)["requests"] == 4
 
@@ -331,6 +428,74 @@ def test_upkeep_goes_on_when_the_clock_is_set_back(db, book, monkeypatch):
     assert done == ["checkpoint", "prune", *["checkpoint"] * 29]
 
 
+STEPS = ["flush", "stay_with_the_file", "checkpoint", "prune"]
+
+
+def upkeep(book, monkeypatch, broken, error, seconds, rounds=4):
+    """The steps of so many rounds, so many seconds apart, of which one always raises."""
+    clock, done, sleep = SimpleNamespace(steady=1000.0), [], at_most(rounds)
+
+    def later(pause):
+        sleep(pause)
+        clock.steady += seconds
+
+    def noting(name):
+        def step(*arguments):
+            done.append(name)
+            if name == broken:
+                raise error
+            return True
+        step.__name__ = name
+        return step
+
+    monkeypatch.setattr(ledger, "monotonic", lambda: clock.steady)
+    monkeypatch.setattr(ledger.gevent, "sleep", later)
+    for name in STEPS:
+        monkeypatch.setattr(book, name, noting(name))
+    with pytest.raises(Enough):
+        book.keep_up()
+    return done
+
+
+@pytest.mark.parametrize("error", [RuntimeError("odd"), sqlite3.ProgrammingError("odd"), OSError(5, "odd"), MemoryError()],
+                         ids=repr)
+@pytest.mark.parametrize("broken", STEPS)
+def test_upkeep_goes_on_whatever_step_fails(book, monkeypatch, caplog, broken, error):
+    """A fault of one step costs no other one, and is logged each minute."""
+    done = upkeep(book, monkeypatch, broken, error, 61)
+    assert done == [*STEPS, *(STEPS if broken == "prune" else STEPS[:3]) * 3]
+    assert [record.exc_info[1] for record in caplog.records] == [error] * 4
+
+
+@pytest.mark.parametrize("broken", ["flush", "stay_with_the_file", "prune"])
+def test_upkeep_logs_a_fault_once_a_minute(book, monkeypatch, caplog, broken):
+    """These are tried each second."""
+    done = upkeep(book, monkeypatch, broken, RuntimeError("odd"), 1, rounds=100)
+    assert done.count(broken) == 100 and len(caplog.records) == 2 and "odd" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["commit", "is_ours", "checkpoint", "time"])
+def test_upkeep_survives_what_its_steps_call(db, monkeypatch, where):
+    """Whatever else goes wrong, rows are committed and the write-ahead log does not grow without bound."""
+    book, sleep, calls = Ledger(SimpleNamespace(keep_days=90, db=db)), at_most(3), []
+
+    def broken(*arguments):
+        calls.append(arguments)
+        raise RuntimeError("odd")
+
+    database.execute_sql("PRAGMA wal_autocheckpoint = 0")
+    ledger.commit([row(n) for n in range(100)])
+    log = db.with_name(db.name + "-wal")
+    assert log.stat().st_size > 10_000
+    book.waiting.append(row(100))
+    monkeypatch.setattr(ledger, where, broken)
+    monkeypatch.setattr(ledger.gevent, "sleep", sleep)
+    with pytest.raises(Enough):
+        book.keep_up()
+    assert calls and len(rows(db)) == (100 if where == "commit" else 101)
+    assert (log.stat().st_size == 0) is (where != "checkpoint")
+
+
 def test_prune_of_a_locked_database(db, book):
     ledger.commit([row(n, started=n) for n in range(10)])
     with locked(db):
@@ -346,7 +511,7 @@ def test_used_by_key(db):
     for since in ("2026-12-30", "2027-01-02", "2030-01-01"):
         found = {}
         for each in many(100):
-            if ledger.day_of(each.started) >= since:
+            if ledger.utc_day(each.started) >= since:
                 found[each.key_id] = found.get(each.key_id, 0) + each.tokens
         assert ledger.used_by_key(since) == found
 
@@ -580,7 +745,7 @@ def test_show(run):
 def test_log_follows(slow):
     """New rows as they come, until Ctrl-C."""
     environment = clean_environment(db=f"sqlite:///{slow.db}")
-    process = subprocess.Popen([sys.executable, "keys.py", "log", "--follow", "-n", "1"], cwd=keys.HOME, env=environment,
+    process = subprocess.Popen([sys.executable, "keys.py", "log", "--follow", "-n", "1"], cwd=ROOT, env=environment,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         for _ in range(2):
