@@ -196,6 +196,9 @@ case("data over several lines",
 case("the same after the first text",
      ROLE + HI + b'data: {"choices":[{"index":0,\ndata: "delta":{"content":"b"},"finish_reason":null}]}\n\n' + STOP,
      ROLE + HI + b'data: {"choices":[{"index":0,"delta":{"content":"b"},"finish_reason":null}]}\n\n' + STOP)
+for name in ("event and id", "a comment in an event", "data over several lines"):
+    one = CASES[name]
+    case(f"{name}, CRLF", one.sent.replace(b"\n", b"\r\n"), one.got)
 SEPARATORS = "a\u2028b\u2029c\u0085d\x0b\x0c\x1c\x1d\x1e\u00a0e"
 for name, content in {"separators": SEPARATORS, "emoji": "\U0001f600 é", "zeros": "\x00\x7f"}.items():
     case(f"{name} in a text", ROLE + text(content) + text(content) + STOP + DONE, ROLE + text(content) + text(content)
@@ -399,11 +402,13 @@ def test_table(subtests):
 
 
 @HYPO
-@hypothesis.given(st.lists(st.sampled_from(sorted(CASES)), min_size=1, max_size=4), st.data())
-def test_any_cuts(names, data):
-    """Of any streams of the table behind one another."""
+@hypothesis.given(st.lists(st.sampled_from(sorted(CASES)), min_size=1, max_size=4),
+                  st.sampled_from([b"\n", b"\r\n", b"\r"]), st.data())
+def test_any_cuts(names, line_end, data):
+    """Of any streams of the table behind one another, with any end of their lines."""
     one = Case(b"".join(CASES[name].sent.replace(DONE, b"") for name in names), None, n=len(names))
-    assert one.read(pieces(one.sent, data.draw(cuts(one.sent)))) == one.read([one.sent])
+    sent = one.sent if b"\r" in one.sent else one.sent.replace(b"\n", line_end)
+    assert one.read(pieces(sent, data.draw(cuts(sent)))) == one.read([one.sent])
 
 
 def test_what_leaves_is_utf8_and_json():
