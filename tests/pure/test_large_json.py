@@ -117,7 +117,7 @@ def test_any_json_comes_back(value, ascii, data):
         assert back == body and text == fed(body).text()
 
 
-@pytest.mark.parametrize("end", [b'\xff"}', b'\xc3'])
+@pytest.mark.parametrize("end", [b'\xff"}', b'\xc3', b'\xc3x\xa9"}'])
 def test_bad_utf8_is_seen_in_what_is_taken_out(end):
     def refused(arrived):
         with pytest.raises(InvalidRequest, match="UTF-8"):

@@ -214,6 +214,7 @@ for name, broken in {"a lone byte": b"\xff", "a cut character": b"\xe2\x82", "a 
     sent, got = BAD.replace(b"@", broken), text(mended)
     case(f"bad UTF-8 at the start: {name}", ROLE + sent + STOP + DONE, ROLE + got + STOP, tokens=2)
     case(f"bad UTF-8 later: {name}", ROLE + HI + sent + STOP + DONE, ROLE + HI + got + STOP, tokens=3)
+    case(f"bad UTF-8 after two texts: {name}", ROLE + HI * 2 + sent + STOP, ROLE + HI * 2 + got + STOP, tokens=4)
     case(f"bad UTF-8 in a thought: {name}", ROLE + ev({"reasoning": "@"}).replace(b"@", broken) + STOP,
          ROLE + ev({"reasoning": mended, "reasoning_content": mended}) + STOP)
 case("bad UTF-8 with the finish", HI + ev({"content": "@"}, "stop").replace(b"@", b"\xff"),
@@ -229,6 +230,9 @@ for name, data in {"no JSON": b"hello", "a list": b"[1]", "a string": b'"x"', "a
                    "two": b"{}{}", "nested without end": b"[" * 100000, "bytes": b"\xff\xfe",
                    "DONE and more": b"[DONE] x"}.items():
     case(f"no event: {name}", ROLE + HI + b"data: " + data + b"\n\n" + STOP + DONE, ROLE + HI, UNREADABLE)
+
+for name, broken in {"CR": b"a\rb", "LF": b"a\nb"}.items():
+    case(f"a raw {name} in a text", ROLE + HI * 2 + BAD.replace(b"@", broken) + STOP + DONE, ROLE + HI * 2, UNREADABLE)
 
 # -- usage
 
@@ -921,7 +925,7 @@ def test_an_event_that_never_ends(monkeypatch):
 
 def test_the_longest_event_passes(monkeypatch):
     monkeypatch.setattr("stream.MAX_EVENT", 1000)
-    whole = ROLE + text("x" * (1000 - len(text("")))) + STOP
+    whole = ROLE + text("x" * (1001 - len(text("")))) + STOP       # its last byte comes with the last of the 1000
     Case(whole, whole).check()
 
 

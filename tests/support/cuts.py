@@ -9,6 +9,8 @@ SHORT = 500                                         # bytes; what is shorter is 
 # Inside a CRLF, a blank line, an escape, a character of several bytes, a tag: where a careless reader breaks.
 SEAM = re.compile(rb"\r(?=\n)|(?<=[\r\n])\n|\\(?=.)|(?<=\\)u(?=.)|[\x80-\xff](?=[\x80-\xbf])|<(?=.)|(?<=/)t", re.S)
 
+BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n")
+
 
 def pieces(data, places):
     """Bytes or a text, cut at these places."""
@@ -19,6 +21,11 @@ def pieces(data, places):
 def seams(data):
     raw = data.encode("ascii", "replace") if isinstance(data, str) else data
     return [match.end() for match in SEAM.finditer(raw)]
+
+
+def events(data):
+    """Where each event ends: as an engine sends them."""
+    return [match.end() for match in BLANK_LINE.finditer(data)] if isinstance(data, bytes) else []
 
 
 def cuts(data):
@@ -34,7 +41,7 @@ def however_cut(data, read):
     """What read(pieces) gives: the same for the whole and for pieces of any size. For a table's streams, one by one;
     where any cuts are drawn for all of them, `cuts` is the property."""
     whole = read(pieces(data, ()))
-    ways = [seams(data), *(range(size, len(data), size) for size in SIZES)]
+    ways = [seams(data), events(data), *(range(size, len(data), size) for size in SIZES)]
     ways += [[at] for at in range(1, len(data) if len(data) < SHORT else 0)]
     for places in ways:
         assert read(pieces(data, places)) == whole, f"cut at {places}"
