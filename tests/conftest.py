@@ -29,11 +29,6 @@ def pytest_addoption(parser):
     parser.addoption("--run-clients", action="store_true", help="also run other makers' client programs, and install them")
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "vllm: needs real vLLM; runs with --run-vllm only")
-    config.addinivalue_line("markers", "clients: drives a client program of other makers; runs with --run-clients only")
-
-
 def pytest_collection_modifyitems(config, items):
     """What needs more than is here runs only where its option is given."""
     left_out = [name for name in ("vllm", "clients") if not config.getoption(f"--run-{name}")]
