@@ -103,22 +103,24 @@ def test_parse(shared, client):
 
 # ---- streams
 
-@pytest.mark.parametrize("name", STREAMS)
-@pytest.mark.parametrize("thinking", [THINK, {}], ids=["thinking", "without"])
-def test_every_stream_is_one_to_the_sdk(shared, client, name, thinking):
+def test_every_stream_is_one_to_the_sdk(shared, client, subtests):
     """The whole table, through sockets: each event of a type, and one message in the end."""
-    shared.engine.play(*STREAMS[name][0])
-    with client.messages.with_streaming_response.create(**asked(stream=True, **thinking)) as response:
-        events = [json.loads(line[6:]) for line in response.read().split(b"\n") if line.startswith(b"data: ")]
-    for event in events:
-        if event["type"] != "ping":
-            strict(EVENT, event)
-    shared.engine.play(*STREAMS[name][0])
-    with client.messages.stream(**asked(**thinking)) as stream:
-        message = stream.get_final_message()
-    starts = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
-    assert [block.type for block in message.content] == starts and (thinking or "thinking" not in starts)
-    assert message.stop_reason == events[-2]["delta"]["stop_reason"] and message.usage.output_tokens
+    for name, (chunks, _) in STREAMS.items():
+        for thinking in (THINK, {}):
+            shared.engine.reset()
+            with subtests.test(name, thinking=thinking):
+                shared.engine.play(*chunks)
+                with client.messages.with_streaming_response.create(**asked(stream=True, **thinking)) as response:
+                    events = [json.loads(line[6:]) for line in response.read().split(b"\n") if line.startswith(b"data: ")]
+                for event in events:
+                    if event["type"] != "ping":
+                        strict(EVENT, event)
+                shared.engine.play(*chunks)
+                with client.messages.stream(**asked(**thinking)) as stream:
+                    message = stream.get_final_message()
+                starts = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
+                assert [block.type for block in message.content] == starts and (thinking or "thinking" not in starts)
+                assert message.stop_reason == events[-2]["delta"]["stop_reason"] and message.usage.output_tokens
 
 
 @pytest.mark.parametrize("make", [chat_chunks, llama_chunks])

@@ -322,21 +322,25 @@ def test_the_schema_is_in_force():
     assert problems("CreateChatCompletionStreamResponse", chunk({"content": "x"}, "unknown"))
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_completions_fit_the_schema(shared, shape, case):
-    shared.engine.play(Json(SHAPES[shape][0](**CASES[case])))
-    answer = shared.client().post(CHAT, {"messages": HELLO}).json()
-    assert problems("CreateChatCompletionResponse", answer) == []
+def test_completions_fit_the_schema(shared, subtests):
+    for case in CASES:
+        for shape in SHAPES:
+            shared.engine.reset()
+            with subtests.test(shape, case=case):
+                shared.engine.play(Json(SHAPES[shape][0](**CASES[case])))
+                answer = shared.client().post(CHAT, {"messages": HELLO}).json()
+                assert problems("CreateChatCompletionResponse", answer) == []
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_streams_collected_into_completions_fit_the_schema(shared, shape, case):
+def test_streams_collected_into_completions_fit_the_schema(shared, subtests):
     """An engine that streams to a plain request."""
-    shared.engine.play(*SHAPES[shape][1](**CASES[case], usage=True))
-    answer = shared.client().post(CHAT, {"messages": HELLO}).json()
-    assert problems("CreateChatCompletionResponse", answer) == []
+    for case in CASES:
+        for shape in SHAPES:
+            shared.engine.reset()
+            with subtests.test(shape, case=case):
+                shared.engine.play(*SHAPES[shape][1](**CASES[case], usage=True))
+                answer = shared.client().post(CHAT, {"messages": HELLO}).json()
+                assert problems("CreateChatCompletionResponse", answer) == []
 
 
 def chunks_of(shared, steps, **fields):
@@ -347,31 +351,37 @@ def chunks_of(shared, steps, **fields):
     return [event.json() for event in events]
 
 
-@pytest.mark.parametrize("usage", [True, False])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_chunks_fit_the_schema(shared, shape, case, usage):
-    steps = SHAPES[shape][1](**CASES[case], usage=True)
-    for part in chunks_of(shared, steps, stream_options={"include_usage": usage}):
-        assert problems("CreateChatCompletionStreamResponse", part) == []
+def test_chunks_fit_the_schema(shared, subtests):
+    for usage in [True, False]:
+        for case in CASES:
+            for shape in SHAPES:
+                shared.engine.reset()
+                with subtests.test(shape, case=case, usage=usage):
+                    steps = SHAPES[shape][1](**CASES[case], usage=True)
+                    for part in chunks_of(shared, steps, stream_options={"include_usage": usage}):
+                        assert problems("CreateChatCompletionStreamResponse", part) == []
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_completions_given_as_streams_fit_the_schema(shared, shape, case):
+def test_completions_given_as_streams_fit_the_schema(shared, subtests):
     """An engine that answers plainly to a request for a stream."""
-    for part in chunks_of(shared, [Json(SHAPES[shape][0](**CASES[case]))], stream_options={"include_usage": True}):
-        assert problems("CreateChatCompletionStreamResponse", part) == []
+    for case in CASES:
+        for shape in SHAPES:
+            shared.engine.reset()
+            with subtests.test(shape, case=case):
+                for part in chunks_of(shared, [Json(SHAPES[shape][0](**CASES[case]))], stream_options={"include_usage": True}):
+                    assert problems("CreateChatCompletionStreamResponse", part) == []
 
 
 MENDED = {"leaked reasoning": chat_chunks(["<think>Hm", "</thi", "nk>Hi"], usage=True),
           "no [DONE]": chat_chunks("Hi", done=False, usage=True), **TOOL_STREAMS}
 
 
-@pytest.mark.parametrize("kind", MENDED)
-def test_mended_chunks_fit_the_schema(shared, kind):
-    for part in chunks_of(shared, MENDED[kind], stream_options={"include_usage": True}):
-        assert problems("CreateChatCompletionStreamResponse", part) == []
+def test_mended_chunks_fit_the_schema(shared, subtests):
+    for kind in MENDED:
+        shared.engine.reset()
+        with subtests.test(kind):
+            for part in chunks_of(shared, MENDED[kind], stream_options={"include_usage": True}):
+                assert problems("CreateChatCompletionStreamResponse", part) == []
 
 
 def test_models_fit_the_schema(shared):

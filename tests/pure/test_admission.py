@@ -79,10 +79,10 @@ def test_a_check_counts_nothing():
     for _ in range(2):
         gate.enter("a", "m", limits, NOON)
     assert (gate.active, gate.waiting) == (1, 1)
-    for code, given in (("rate_limit_exceeded", "b"), ("overloaded", "a")):
+    for code, key in (("rate_limit_exceeded", "b"), ("overloaded", "a")):
         gate.account("b").requests.extend([NOON] * 2)
         with pytest.raises(Refusal) as caught:
-            gate.check(given, "m", limits, NOON)
+            gate.check(key, "m", limits, NOON)
         assert caught.value.code == code
     gate.closed = True
     with pytest.raises(Refusal, match="restarting"):
@@ -269,7 +269,7 @@ CAPS = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3))
 
 
 @given(EVENTS, st.integers(1, 4), st.integers(0, 12), CAPS)
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True, database=None)
 def test_whatever_happens(events, slots, most_waiting, caps):
     gate, tickets, now, turns = Gate(slots, most_waiting), [], NOON, []
     limits = {key: Limits(active=caps.get(key)) for key in "abcd"}
@@ -313,7 +313,7 @@ def check(gate, tickets, caps, slots):
 
 
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=60), st.integers(1, 3))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True, database=None)
 def test_each_waiting_key_is_served_within_one_round(keys, slots):
     gate, running = Gate(slots, 999), []
     for key in keys:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engines.fleet import Model
 from errors import ModelNotFound
 
-HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=150)
+HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None)
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
                     | st.text(max_size=5),
                     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
