@@ -5,6 +5,7 @@ neither blank nor a comment.
 """
 import ast
 import re
+from functools import cache
 
 from support import ROOT
 
@@ -51,9 +52,12 @@ def place(name, node):
     return f"{FILES[name].relative_to(ROOT)}:{node.lineno}"
 
 
+NODES = [(name, node) for name, tree in TREES.items() for node in ast.walk(tree)]
+
+
 def nodes(*kinds):
     """(module, node) of all of the product."""
-    return [(name, node) for name, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, kinds)]
+    return [(name, node) for name, node in NODES if isinstance(node, kinds)]
 
 
 def shown(title, offenders):
@@ -62,6 +66,7 @@ def shown(title, offenders):
 
 # ---- who imports whom
 
+@cache
 def imports(name):
     """The modules that a module's own statements import, wherever they stand."""
     found = set()
@@ -293,17 +298,6 @@ def test_what_differs_between_engines_stands_in_one_place():
             if re.search("vllm|llama", line, re.I) and not any(words in line for words in NAMED):
                 offenders.append(f"{where}:{number}: {line.strip()}")
     assert not offenders, shown("kinds of engines by name", offenders)
-
-
-def test_compiles_on_the_oldest_python():
-    offenders = []
-    for path in [*FILES.values(), *(ROOT / "bench").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
-        if "node_modules" not in path.parts:
-            try:
-                ast.parse(path.read_bytes(), str(path), feature_version=(3, 11))
-            except SyntaxError as error:
-                offenders.append(f"{path.relative_to(ROOT)}:{error.lineno}: {error.msg}")
-    assert not offenders, shown("does not compile on Python 3.11", offenders)
 
 
 # ---- the tests

@@ -17,7 +17,6 @@ from errors import UpstreamError
 from support.cuts import cuts, however_cut, pieces
 from support.engine import Close, Early, End, Head, Json, Pause, Raw, ReadBody, Reset, Send, Wait
 
-HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None)
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
@@ -137,7 +136,6 @@ def test_until_close():
     assert framing.ended
 
 
-@HYPO
 @hypothesis.given(st.lists(st.binary(min_size=1, max_size=100), max_size=5), st.data(),
                   st.sampled_from([b"", b";a=b", b" "]), st.sampled_from([b"", b"X-Took: 1\r\n"]))
 def test_any_chunks_at_any_cuts(parts, data, extension, trailer):
@@ -145,7 +143,6 @@ def test_any_chunks_at_any_cuts(parts, data, extension, trailer):
     assert fed(Chunked(), pieces(sent, data.draw(cuts(sent)))) == (b"".join(parts), True, False, True)
 
 
-@HYPO
 @hypothesis.given(st.binary(max_size=40) | st.text("0123456789abcdefABCDEFx;= \r\n", max_size=40).map(str.encode),
                   st.data())
 def test_no_bytes_break_the_chunked_coding(sent, data):
