@@ -15,8 +15,8 @@ CONDITIONALS, TUPLES = 2, 1                         # at most, for each 100 line
 PRODUCT_NOT = ("tests", "bench", "node_modules", "build", "dist")
 PURE_FILES = ["stream.py", "admission.py", "reasoning.py", "errors.py", "dialects/**/*.py"]
 ACTS = {"gevent", "socket", "ssl", "select", "selectors", "time", "threading", "subprocess", "asyncio", "requests",
-        "random", "secrets"}
-HEAVY = {"gevent", "requests", "gunicorn", "flask", "peewee"}
+        "urllib3", "random", "secrets"}
+HEAVY = {"gevent", "requests", "urllib3", "gunicorn", "flask", "peewee"}
 CLOCKS = {"monotonic", "time", "sleep", "now", "utcnow", "perf_counter"}
 
 # `import x as y` where the other name says more than the own one, and why.
@@ -190,6 +190,12 @@ def test_nobody_imports_the_command():
     assert f'"$home/{COMMAND}.py"' in (ROOT / "run.sh").read_text() and COMMAND in TREES
     offenders = [name for name in TREES if COMMAND in imports(name)]
     assert not offenders, shown(f"{COMMAND} is a command, which acts when it is imported", offenders)
+
+
+def test_engines_and_images_share_one_trust():
+    """requests brings a store of its own, and reads proxies and ~/.netrc."""
+    offenders = [f"{name} imports {part}" for name in TREES for part in imports(name) if package(part) in ("requests", "certifi")]
+    assert not offenders, shown("another store of certificates", offenders)
 
 
 # ---- the text itself
