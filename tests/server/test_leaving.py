@@ -7,9 +7,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from itertools import count
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
