@@ -142,8 +142,7 @@ ARROWS = {
     "dialects": {"stream", "reasoning", "engines.kinds"},
     "pages": {"reasoning", "front.routes"},
     "front": {"call", "dialects", "pages", "store", "stream", "loop", "tcp"},
-    "gateway": {"front", "engines", "engines.local", "store", "call", "keys", "admission", "log", "metrics"},
-    "sparks": {"gateway", "front", "store", "log"},
+    "sparks": {"front", "engines", "engines.local", "store", "call", "keys", "admission", "log", "metrics"},
 }
 FREE = {"errors", "settings"}
 COMMAND = "sparks"                                  # what ./run.sh starts
