@@ -173,7 +173,8 @@ class Engine:
         with Timeout(PROBE_TIMEOUT, Silent):  # looking up its name and connecting included
             answer = self.probes.get(path, self.headers)
             try:
-                return answer.status, answer.all(PROBE_TIMEOUT, MAX_LIST)
+                body = answer.all(PROBE_TIMEOUT, MAX_LIST)
+                return answer.status, body
             finally:
                 answer.close()
 

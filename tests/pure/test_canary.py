@@ -1,4 +1,4 @@
-"""What the product uses of gunicorn and gevent that is not documented API. An upgrade that takes one of these away fails here,
+"""What the product uses of gunicorn, gevent and others that is not documented API. An upgrade that takes one of these away fails here,
 with a sentence that says what breaks and what to do; docs/design.md has the same list for people.
 
 An attribute of instances counts as there if a method of the class, or of those above it, assigns it.
@@ -72,6 +72,11 @@ USED = [
     ("gevent._interfaces.ILoop", "run_callback", "call.py and Worker.wind_down throw into greenlets with it, from the hub"),
     ("gevent._interfaces.IWatcher", "close", "call.py and pump.py free watchers with it: descriptors would be watched that are"
      " somebody else's by then"),
+    ("http.client.HTTPResponse", "begin", "engines/images.py Response passes over interim heads in it"),
+    ("http.client.HTTPResponse", "fp", "engines/images.py Response bounds what is read by putting Metered beneath it"),
+    ("http.client.HTTPResponse", "msg", "engines/images.py Response takes it away between two heads"),
+    ("urllib3.connection.HTTPConnection", "response_class", "engines/images.py has answers made by Response with it: without that"
+     " heads and framing are not bounded"),
 ]
 # (function, its parameters, what breaks)
 SIGNATURES = [
@@ -119,7 +124,9 @@ def found(path):
 def assigned(cls):
     """The attributes that methods of a class, or of those above it, assign to `self`."""
     names = set()
-    for one in cls.__mro__[:-1]:
+    for one in cls.__mro__:
+        if one.__module__ in ("builtins", "_io", "io"):     # compiled, without a source to read
+            continue
         tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
         names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
                   and isinstance(node.value, ast.Name) and node.value.id == "self"}
