@@ -44,7 +44,7 @@ def test_what_is_not_promised_is_used_there_and_in_the_canary():
     for attributes, files, _, _ in rows:
         users = "".join((ROOT / file).read_text() for file in WORDS.findall(files))
         for name in WORDS.findall(attributes):
-    X
+            last = name.rpartition(".")[2]
             assert f'"{last}"' in canary and re.search(rf"\b{last}\b", users), (name, files)
 
 
