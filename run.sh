@@ -14,7 +14,10 @@ Sparks, the front door of a model served by vLLM.
   ./run.sh --local         the same on a machine without vLLM: also installs and starts a small model
   ./run.sh keys ...        add, list and revoke people's keys; works while the gateway runs
   ./run.sh reload          let the running gateway read sparks.toml again; no stream is dropped
-  ./run.sh test [...]      run the tests; arguments go to pytest
+  ./run.sh lint            look for mistakes and for lines out of form (ruff); nothing is changed
+  ./run.sh test            run all tests, two at a time
+  ./run.sh test pure       run tests/pure alone, some seconds; server, engines, clients likewise
+  ./run.sh test [...]      other arguments go to pytest
   ./run.sh test --vllm     run the tests against real vLLM on the CPU (installs it: some minutes, 2.5 GB)
   ./run.sh test --clients  run other makers' client programs against the gateway (installs them: 400 MB a program)
   ./run.sh test --soak     run the long storm of requests: thousands, aborted at random
@@ -29,7 +32,8 @@ Settings are SPARKS_* variables or sparks.toml; sparks.example.toml explains eve
 Examples:
   ./run.sh keys add alice
   SPARKS_UPSTREAM=http://10.0.0.7:8000 SPARKS_BIND=0.0.0.0:8080 ./run.sh
-  ./run.sh test -x tests/pure/test_stream.py
+  ./run.sh test pure
+  ./run.sh test -x tests/server/test_chat.py
 END
 }
 
@@ -122,6 +126,8 @@ prepare() {
 # ---- what to start
 
 test_with() {
+  # A file's tests stay together: they share a gateway. In the order of the alphabet, long and short files mix.
+  local two=(-n 2 --dist loadfile --no-loadscope-reorder)
   prepare gateway test local
   cd "$home"
   case ${1-} in
@@ -129,8 +135,17 @@ test_with() {
     --soak) SPARKS_SOAK=1 exec "$python" -m pytest tests/server/test_storm.py "${@:2}" ;;
     --clients) prepare clients; exec "$python" -m pytest -m clients --run-clients "${@:2}" ;;
     --vllm) exec "$python" -m pytest -m vllm tests/engines/test_vllm.py --run-vllm "${@:2}" ;;
+    "") exec "$python" -m pytest "${two[@]}" ;;
+    pure) exec "$python" -m pytest tests/pure "${@:2}" ;;
+    server | engines | clients) exec "$python" -m pytest "${two[@]}" "tests/$1" "${@:2}" ;;
     *) exec "$python" -m pytest "$@" ;;
   esac
+}
+
+lint() {
+  prepare gateway test
+  cd "$home"
+  "$python" -m ruff check && exec "$python" -m ruff format --check
 }
 
 alone() { [ $# -lt 2 ] || fail "$1 takes no argument, but there is '$2'; ./run.sh --help explains all" 2; }
@@ -141,6 +156,7 @@ case ${1-} in
   reload) alone "$@"; prepare gateway; exec "$python" "$home/sparks.py" --reload ;;
   keys) prepare gateway; exec "$python" "$home/keys.py" "${@:2}" ;;
   test) test_with "${@:2}" ;;
+  lint) alone "$@"; lint ;;
   bench) prepare gateway; cd "$home"; exec "$python" -m bench "${@:2}" ;;
   -h | --help) alone "$@"; help ;;
   *) fail "there is no '$1'; ./run.sh --help explains what there is" 2 ;;

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from conftest import EXACT
 from support.engine import Json, chat_chunks, completion
+from support.real_engines import EXACT
 
 pytestmark = pytest.mark.clients
 MODEL = "GLM-5.3-Flash-EXL3"
@@ -54,7 +54,7 @@ def test_a_prompt(shared, agent):
 @pytest.mark.parametrize("streamed", [False, True])
 def test_tools_and_reasoning(shared, agent, streamed):
     import agents
-    call = dict(reasoning="I look", tools=[("get_weather", {"city": "Paris"})])
+    call = {"reasoning": "I look", "tools": [("get_weather", {"city": "Paris"})]}
     shared.engine.play(*(chat_chunks(None, **call, usage=True) if streamed else [Json(completion(None, **call))]))
 
     async def run():
@@ -68,7 +68,7 @@ def test_tools_and_reasoning(shared, agent, streamed):
     result = asyncio.run(run())
     assert result.final_output == "Hello there"
     turn, answer = shared.engine.requests[-1].json()["messages"][2:]
-    assert turn["reasoning"] == "I look" and json.loads(turn["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
+    assert turn["reasoning_content"] == "I look" and json.loads(turn["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
     assert (answer["tool_call_id"], answer["content"]) == (turn["tool_calls"][0]["id"], "sunny in Paris")
 
 

@@ -2,16 +2,16 @@
 import base64
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from conftest import clean_environment, npm_packages
+from support import SUPPORT
 from support.engine import DONE, Head, chat_chunks, died, refusal
-from test_responses import PNG
+from support.node import npm_packages
+from support.processes import clean_environment
+from support.responses import PNG
 
 pytestmark = pytest.mark.clients
-FOLDER = Path(__file__).parent.parent / "support" / "codex"
 MODEL = "GLM-5.3-Flash-EXL3"
 # As /help shows it; the rest keeps Codex from the internet and from retrying for long.
 CONFIG = """
@@ -44,7 +44,7 @@ PATCH = '*** Begin Patch\n*** Add File: said.txt\n+"hi", é\n*** End Patch\n'
 @pytest.fixture(scope="session")
 def codex_command():
     """The path of the pinned Codex."""
-    return npm_packages(FOLDER) / "node_modules" / ".bin" / "codex"
+    return npm_packages(SUPPORT / "codex") / "node_modules" / ".bin" / "codex"
 
 
 def codex_runner(command, tmp_path, url, key, model=MODEL):
@@ -100,7 +100,7 @@ def test_a_turn_with_a_tool(shared, codex):
     assert [item["aggregated_output"] for item in items(events, "command_execution")] == ["marker-42\n"]
     assert [item["text"] for item in items(events, "agent_message")] == ["It is done."]
     turn, result = shared.engine.requests[-1].json()["messages"][-2:]
-    assert turn["reasoning"] == "I look" and "marker-42" in result["content"]      # sealed, and back again
+    assert turn["reasoning_content"] == "I look" and "marker-42" in result["content"]      # sealed, and back again
     assert result["tool_call_id"] == turn["tool_calls"][0]["id"]
 
 

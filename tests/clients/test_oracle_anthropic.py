@@ -9,16 +9,23 @@ import pydantic
 import pytest
 from anthropic.types import Message, MessageTokensCount, ModelInfo, RawMessageStreamEvent
 
-from support.engine import Close, Head, Json, Pause, chat_chunks, completion, died, llama_chunks, llama_completion, refusal
-from test_dialect_messages import PNG, STREAMS, result, text, use, user
-from test_messages import COUNTED, HELLO, MODEL
+from support.engine import (
+    Close,
+    Head,
+    Json,
+    Pause,
+    chat_chunks,
+    completion,
+    died,
+    llama_chunks,
+    llama_completion,
+    refusal,
+)
+from support.message_streams import STREAMS
+from support.messages import COUNTED, HELLO, MODEL, PNG, THINK, TOOLS, result, text, use, user
+from support.tools import TWO_CALLS, WANTED
 
 EVENT = pydantic.TypeAdapter(RawMessageStreamEvent)
-TOOLS = [{"name": name, "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
-         for name in ("get_weather", "get_time")]
-TWO_CALLS = [("get_weather", ['{"ci', 'ty": "Pa', 'ris"}']), ("get_time", ['{"city"', ': "Rome"}'])]
-WANTED = [("get_weather", {"city": "Paris"}), ("get_time", {"city": "Rome"})]
-THINK = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
 
 
 @pytest.fixture(autouse=True)
@@ -96,22 +103,24 @@ def test_parse(shared, client):
 
 # ---- streams
 
-@pytest.mark.parametrize("name", STREAMS)
-@pytest.mark.parametrize("thinking", [THINK, {}], ids=["thinking", "without"])
-def test_every_stream_is_one_to_the_sdk(shared, client, name, thinking):
+def test_every_stream_is_one_to_the_sdk(shared, client, subtests):
     """The whole table, through sockets: each event of a type, and one message in the end."""
-    shared.engine.play(*STREAMS[name][0])
-    with client.messages.with_streaming_response.create(**asked(stream=True, **thinking)) as response:
-        events = [json.loads(line[6:]) for line in response.read().split(b"\n") if line.startswith(b"data: ")]
-    for event in events:
-        if event["type"] != "ping":
-            strict(EVENT, event)
-    shared.engine.play(*STREAMS[name][0])
-    with client.messages.stream(**asked(**thinking)) as stream:
-        message = stream.get_final_message()
-    starts = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
-    assert [block.type for block in message.content] == starts and (thinking or "thinking" not in starts)
-    assert message.stop_reason == events[-2]["delta"]["stop_reason"] and message.usage.output_tokens
+    for name, (chunks, _) in STREAMS.items():
+        for thinking in (THINK, {}):
+            shared.engine.reset()
+            with subtests.test(name, thinking=thinking):
+                shared.engine.play(*chunks)
+                with client.messages.with_streaming_response.create(**asked(stream=True, **thinking)) as response:
+                    events = [json.loads(line[6:]) for line in response.read().split(b"\n") if line.startswith(b"data: ")]
+                for event in events:
+                    if event["type"] != "ping":
+                        strict(EVENT, event)
+                shared.engine.play(*chunks)
+                with client.messages.stream(**asked(**thinking)) as stream:
+                    message = stream.get_final_message()
+                starts = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
+                assert [block.type for block in message.content] == starts and (thinking or "thinking" not in starts)
+                assert message.stop_reason == events[-2]["delta"]["stop_reason"] and message.usage.output_tokens
 
 
 @pytest.mark.parametrize("make", [chat_chunks, llama_chunks])
@@ -138,9 +147,9 @@ def test_text_stream(shared, client):
 
 def test_async(shared):
     async def run():
-        async with anthropic.AsyncAnthropic(base_url=shared.url, auth_token=shared.key, max_retries=0, timeout=20) as client:
-            async with client.messages.stream(**asked()) as stream:
-                return await stream.get_final_message()
+        sdk = anthropic.AsyncAnthropic(base_url=shared.url, auth_token=shared.key, max_retries=0, timeout=20)
+        async with sdk as client, client.messages.stream(**asked()) as stream:
+            return await stream.get_final_message()
     shared.engine.play(*chat_chunks("Hello there", usage=True))
     assert asyncio.run(run()).content[0].text == "Hello there"
 
@@ -188,9 +197,9 @@ def test_mistakes(client, fields, kind, word, streams):
 
 def test_wrong_key_is_not_tried_again(shared):
     before = shared.gateway.log.count("status=401")
-    with anthropic.Anthropic(base_url=shared.url, api_key="sk-sparks-wrong", max_retries=3) as client:
-        with pytest.raises(anthropic.AuthenticationError) as caught:
-            client.messages.create(**asked())
+    with (anthropic.Anthropic(base_url=shared.url, api_key="sk-sparks-wrong", max_retries=3) as client,
+          pytest.raises(anthropic.AuthenticationError) as caught):
+        client.messages.create(**asked())
     assert caught.value.type == "authentication_error" and shared.gateway.log.count("status=401") == before + 1
 
 
@@ -214,9 +223,8 @@ def test_a_busy_engine_is_tried_again(shared):
 @pytest.mark.parametrize("ending", [[died(), b"data: [DONE]\n\n"], [Close()]], ids=["error event", "cut"])
 def test_failure_in_the_middle(shared, client, ending):
     shared.engine.play(*chat_chunks("Hello there")[:3], *ending)
-    with pytest.raises(anthropic.APIStatusError) as caught:
-        with client.messages.stream(**asked()) as stream:
-            stream.get_final_message()
+    with pytest.raises(anthropic.APIStatusError) as caught, client.messages.stream(**asked()) as stream:
+        stream.get_final_message()
     assert caught.value.body["error"]["type"] == "api_error"
 
 

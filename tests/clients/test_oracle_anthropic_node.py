@@ -2,10 +2,20 @@
 
 import pytest
 
-from conftest import node_asker, node_result as result
-from support.engine import Close, Head, Json, Pause, chat_chunks, completion, died, llama_chunks, llama_completion
-from test_messages import COUNTED, MODEL
-from test_oracle_anthropic import THINK, TOOLS, TWO_CALLS, WANTED
+from support.engine import (
+    Close,
+    Head,
+    Json,
+    Pause,
+    chat_chunks,
+    completion,
+    died,
+    llama_chunks,
+    llama_completion,
+)
+from support.messages import COUNTED, MODEL, THINK, TOOLS
+from support.node import node_asker, node_result
+from support.tools import TWO_CALLS, WANTED
 
 STREAM_TOOLS = {"tools": TOOLS, **THINK}
 
@@ -22,7 +32,7 @@ def calls_of(message):
 @pytest.mark.parametrize("make", [completion, llama_completion])
 def test_message(shared, ask, make):
     shared.engine.play(Json(make("Hello there", reasoning="Let me think", tools=TWO_CALLS, cached=8)))
-    message = result(ask("message", **STREAM_TOOLS))
+    message = node_result(ask("message", **STREAM_TOOLS))
     assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use",
                                                                "tool_use"] and calls_of(message) == WANTED
     assert message["stop_reason"] == "tool_use" and message["usage"]["input_tokens"] == 7
@@ -31,7 +41,7 @@ def test_message(shared, ask, make):
 @pytest.mark.parametrize("make", [chat_chunks, llama_chunks])
 def test_stream_helper(shared, ask, make):
     shared.engine.play(*make("Hello there, you", reasoning="Let me think", tools=TWO_CALLS, usage=True, cached=8))
-    found = result(ask("helper", **STREAM_TOOLS))
+    found = node_result(ask("helper", **STREAM_TOOLS))
     message = found["message"]
     assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use",
                                                                "tool_use"] and calls_of(message) == WANTED
@@ -43,7 +53,7 @@ def test_stream_helper(shared, ask, make):
 
 def test_stream(shared, ask):
     shared.engine.play(*chat_chunks("Hello there", reasoning="Let me think", usage=True))
-    events = result(ask("stream"))["events"]
+    events = node_result(ask("stream"))["events"]
     assert [event["type"] for event in events] == ["message_start", "content_block_start", "content_block_delta",
                                                    "content_block_delta",
                                                    "content_block_stop", "message_delta", "message_stop"]
@@ -52,14 +62,14 @@ def test_stream(shared, ask):
 def test_runner_sends_the_results_back(shared, ask):
     shared.engine.play(Json(completion(None, tools=TWO_CALLS[:1])))
     shared.engine.play(Json(completion("It is sunny.")))
-    found = result(ask("runner"))
+    found = node_result(ask("runner"))
     assert found["message"]["content"][0]["text"] == "It is sunny." and found["ran"] == [{"city": "Paris"}]
     assert shared.engine.wait_for(2)[1].json()["messages"][-1]["content"] == "sunny in Paris"
 
 
 def test_count_and_models(ask):
-    assert result(ask("count", tools=TOOLS)) == {"input_tokens": COUNTED}
-    found = result(ask("models"))
+    assert node_result(ask("count", tools=TOOLS)) == {"input_tokens": COUNTED}
+    found = node_result(ask("models"))
     assert [model["id"] for model in found["list"]] == [MODEL] and found["one"]["id"] == MODEL
 
 

@@ -8,44 +8,27 @@ import pytest
 from langchain_openai import OpenAI as LangChainOpenAI
 from langchain_openai import OpenAIEmbeddings
 
-from conftest import Gateway, Shared
-from support.engine import Close, Engine, Head, Json, Wait, embeddings, llama_refusal, refusal, text_chunks, text_completion
-from support.inside import row_now
-from test_oracle_python import no_proxy, problems       # noqa: F401, fixtures
+from support.engine import (
+    Close,
+    Head,
+    Json,
+    Wait,
+    embeddings,
+    llama_refusal,
+    refusal,
+    text_chunks,
+    text_completion,
+)
+from support.openai_schema import problems
+from support.rows import row_now
 
 MODEL = "GLM-5.3-Flash-EXL3"
 TEXT, VECTORS = "/v1/completions", "/v1/embeddings"
-CONFIG = f"""
-[models."{MODEL}"]
-[models.vectors]
-engine = "{MODEL}"
-kind = "embedding"
-"""
-
-
-@pytest.fixture(scope="module")
-def pair(stock, tmp_path_factory):
-    with Engine() as engine:
-        gateway = Gateway(tmp_path_factory.mktemp("completions"), engine.url, stock, config=CONFIG)
-        try:
-            gateway.wait_alive().wait_ready()
-            yield Shared(engine, gateway)
-        finally:
-            gateway.stop()
-        gateway.check_log()
 
 
 @pytest.fixture
-def house(pair):
-    pair.engine.reset()
-    yield pair
-    pair.engine.wait_idle()
-    assert not pair.engine.faults, "\n".join(pair.engine.faults)
-
-
-@pytest.fixture
-def sdk(house):
-    with openai.OpenAI(base_url=house.url + "/v1", api_key=house.key, max_retries=0, timeout=20) as client:
+def sdk(shared_vectors):
+    with openai.OpenAI(base_url=shared_vectors.url + "/v1", api_key=shared_vectors.key, max_retries=0, timeout=20) as client:
         yield client
 
 
@@ -55,27 +38,27 @@ def create(sdk, **fields):
 
 # ---- completions
 
-def test_a_completion(house, sdk):
-    house.engine.play(Json(text_completion("upon a time")))
+def test_a_completion(shared_vectors, sdk):
+    shared_vectors.engine.play(Json(text_completion("upon a time")))
     answer = create(sdk)
     assert (answer.choices[0].text, answer.choices[0].finish_reason, answer.object) == ("upon a time", "stop", "text_completion")
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-    assert house.engine.requests[-1].path == TEXT
-    assert house.engine.requests[-1].json() == {"model": MODEL, "prompt": "Once", "max_tokens": 16}
+    assert shared_vectors.engine.requests[-1].path == TEXT
+    assert shared_vectors.engine.requests[-1].json() == {"model": MODEL, "prompt": "Once", "max_tokens": 16}
 
 
-def test_several_prompts_and_choices(house, sdk):
+def test_several_prompts_and_choices(shared_vectors, sdk):
     answer = create(sdk, prompt=["a", "b"], n=2, echo=True, logprobs=1, suffix="end")
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    sent = house.engine.requests[-1].json()
+    sent = shared_vectors.engine.requests[-1].json()
     assert [sent[name] for name in ("prompt", "n", "echo", "logprobs", "suffix")] == [["a", "b"], 2, True, 1, "end"]
     create(sdk, prompt=[[1, 2], [3]])
-    assert house.engine.requests[-1].json()["prompt"] == [[1, 2], [3]]
+    assert shared_vectors.engine.requests[-1].json()["prompt"] == [[1, 2], [3]]
 
 
 @pytest.mark.parametrize("usage", [True, False])
-def test_a_stream(house, sdk, usage):
-    house.engine.play(*text_chunks("upon a time", usage=True))
+def test_a_stream(shared_vectors, sdk, usage):
+    shared_vectors.engine.play(*text_chunks("upon a time", usage=True))
     chunks = list(create(sdk, stream=True, **({"stream_options": {"include_usage": True}} if usage else {})))
     assert {chunk.object for chunk in chunks} == {"text_completion"}
     assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == "upon a time"
@@ -83,8 +66,8 @@ def test_a_stream(house, sdk, usage):
     assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == ([4] if usage else [])
 
 
-def test_a_stream_of_several(house, sdk):
-    house.engine.play(*text_chunks("a b", "c", usage=True))
+def test_a_stream_of_several(shared_vectors, sdk):
+    shared_vectors.engine.play(*text_chunks("a b", "c", usage=True))
     texts = {0: "", 1: ""}
     for chunk in create(sdk, prompt=["x", "y"], stream=True):
         for choice in chunk.choices:
@@ -92,15 +75,15 @@ def test_a_stream_of_several(house, sdk):
     assert texts == {0: "a b", 1: "c"}
 
 
-def test_an_async_stream(house):
+def test_an_async_stream(shared_vectors):
     async def collected():
-        async with openai.AsyncOpenAI(base_url=house.url + "/v1", api_key=house.key, max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=shared_vectors.url + "/v1", api_key=shared_vectors.key, max_retries=0) as client:
             return [chunk async for chunk in await client.completions.create(model=MODEL, prompt="Once", stream=True)]
     assert len(asyncio.run(collected())) == 3
 
 
-def test_a_stream_that_breaks_off(house, sdk):
-    house.engine.play(*text_chunks("upon a time", usage=True)[:2], Close())
+def test_a_stream_that_breaks_off(shared_vectors, sdk):
+    shared_vectors.engine.play(*text_chunks("upon a time", usage=True)[:2], Close())
     with pytest.raises(openai.APIError) as caught:
         list(create(sdk, stream=True))
     assert caught.value.code == "upstream_error"
@@ -110,16 +93,16 @@ def test_a_stream_that_breaks_off(house, sdk):
 @pytest.mark.parametrize("fields, param", [({"prompt": []}, "prompt"), ({"prompt": 5}, "prompt"),
                                            ({"max_tokens": 0}, "max_tokens"),
                                            ({"model": "vectors"}, "model"), ({"n": 1, "prompt": None}, "prompt")])
-def test_refusals(house, sdk, streams, fields, param):
+def test_refusals(shared_vectors, sdk, streams, fields, param):
     with pytest.raises(openai.BadRequestError) as caught:
         create(sdk, stream=streams, extra_body=fields)
-    assert (caught.value.code, caught.value.param) == ("invalid_request", param) and house.engine.requests == []
+    assert (caught.value.code, caught.value.param) == ("invalid_request", param) and shared_vectors.engine.requests == []
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_a_prompt_that_is_too_long(house, sdk, streams):
+def test_a_prompt_that_is_too_long(shared_vectors, sdk, streams):
     """An engine's refusal, in words of this API."""
-    house.engine.play(refusal(400, "This model's maximum context length is 2048 tokens.", param="input_tokens"))
+    shared_vectors.engine.play(refusal(400, "This model's maximum context length is 2048 tokens.", param="input_tokens"))
     with pytest.raises(openai.BadRequestError) as caught:
         create(sdk, stream=streams)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
@@ -135,38 +118,38 @@ def test_alive_while_it_waits(gateway, engine):
         assert [event.data for event in events][-1] == "[DONE]"
 
 
-def test_a_plain_answer_that_comes_as_a_stream(house, sdk):
-    house.engine.play(*text_chunks("upon a time", "b", usage=True))
+def test_a_plain_answer_that_comes_as_a_stream(shared_vectors, sdk):
+    shared_vectors.engine.play(*text_chunks("upon a time", "b", usage=True))
     answer = create(sdk, prompt=["a", "b"])
     assert [choice.text for choice in answer.choices] == ["upon a time", "b"] and answer.usage.completion_tokens == 6
 
 
-def test_completions_fit_the_schema(house, problems):       # noqa: F811
-    answer = house.client().post(TEXT, {"prompt": ["a", "b"]}).json()
+def test_completions_fit_the_schema(shared_vectors):
+    answer = shared_vectors.client().post(TEXT, {"prompt": ["a", "b"]}).json()
     assert problems("CreateCompletionResponse", answer) == []
 
 
-def test_langchain_completes(house):
-    llm = LangChainOpenAI(base_url=house.url + "/v1", api_key=house.key, model=MODEL, max_retries=0)
+def test_langchain_completes(shared_vectors):
+    llm = LangChainOpenAI(base_url=shared_vectors.url + "/v1", api_key=shared_vectors.key, model=MODEL, max_retries=0)
     assert llm.invoke("Once") == "Hello there" and "".join(llm.stream("Once")) == "Hello there"
 
 
 # ---- embeddings
 
 @pytest.fixture
-def vectors(house):
-    house.engine.embeds = True
-    return house.engine
+def vectors(shared_vectors):
+    shared_vectors.engine.embeds = True
+    return shared_vectors.engine
 
 
-def test_embeddings(vectors, sdk, house):
+def test_embeddings(vectors, sdk, shared_vectors):
     """The SDK asks for base64 unless it is told otherwise."""
     answer = sdk.embeddings.create(model="vectors", input=["a", "bcd"])
     sent = vectors.requests[-1].json()
     assert sent == {"model": MODEL, "input": ["a", "bcd"], "encoding_format": "base64"}
     assert [entry.embedding for entry in answer.data] == [[0.5, -0.25, 0.75, 0.125], [0.5, -0.25, 0.75, 0.375]]
     assert [entry.index for entry in answer.data] == [0, 1] and answer.usage.total_tokens == 3
-    row = row_now(house.gateway.db, answer._request_id) if hasattr(answer, "_request_id") else None
+    row = row_now(shared_vectors.gateway.db, answer._request_id) if hasattr(answer, "_request_id") else None
     assert row is None or (row["prompt_tokens"], row["completion_tokens"], row["model"]) == (3, None, "vectors")
 
 
@@ -232,14 +215,14 @@ def test_an_engine_that_gives_none(vectors, sdk, answer):
     assert caught.value.code == "upstream_error"
 
 
-def test_embeddings_fit_the_schema(vectors, house, problems):       # noqa: F811
-    answer = house.client().post(VECTORS, {"input": ["a", "b"], "model": "vectors"}).json()
+def test_embeddings_fit_the_schema(vectors, shared_vectors):
+    answer = shared_vectors.client().post(VECTORS, {"input": ["a", "b"], "model": "vectors"}).json()
     assert problems("CreateEmbeddingResponse", answer) == []
 
 
-def test_langchain_embeds(vectors, house):
+def test_langchain_embeds(vectors, shared_vectors):
     """With token arrays too, as it counts them itself by default; but that needs a tokenizer from the network."""
-    embedder = OpenAIEmbeddings(base_url=house.url + "/v1", api_key=house.key, model="vectors", max_retries=0,
+    embedder = OpenAIEmbeddings(base_url=shared_vectors.url + "/v1", api_key=shared_vectors.key, model="vectors", max_retries=0,
                                 check_embedding_ctx_length=False)
     assert embedder.embed_query("abc") == [0.5, -0.25, 0.75, 0.375]
     assert embedder.embed_documents(["a", "bc"]) == [[0.5, -0.25, 0.75, 0.125], [0.5, -0.25, 0.75, 0.25]]

@@ -3,15 +3,27 @@ import json
 
 import pytest
 
-from conftest import node_asker, node_result as result
-from support.engine import (DONE, Close, Head, Json, Pause, chat_chunks, chunk, completion, died, llama_chunks,
-                    llama_completion, refusal, sse)
+from support.engine import (
+    DONE,
+    Close,
+    Head,
+    Json,
+    Pause,
+    chat_chunks,
+    chunk,
+    completion,
+    died,
+    llama_chunks,
+    llama_completion,
+    refusal,
+    sse,
+)
+from support.node import node_asker, node_result
+from support.tools import TWO_CALLS, WANTED
 
 MODEL = "GLM-5.3-Flash-EXL3"
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
          for name in ("get_weather", "get_time")]
-TWO_CALLS = [("get_weather", ['{"ci', 'ty": "Pa', 'ris"}']), ("get_time", ['{"city"', ': "Rome"}'])]
-WANTED = [("get_weather", {"city": "Paris"}), ("get_time", {"city": "Rome"})]
 
 
 @pytest.fixture
@@ -26,7 +38,7 @@ def calls_of(message):
 @pytest.mark.parametrize("make", [completion, llama_completion])
 def test_chat(shared, ask, make):
     shared.engine.play(Json(make("Hello there", reasoning="Let me think")))
-    answer = result(ask("chat", reasoning_effort="low"))
+    answer = node_result(ask("chat", reasoning_effort="low"))
     message = answer["choices"][0]["message"]
     assert message["content"] == "Hello there"
     assert message["reasoning"] == message["reasoning_content"] == "Let me think"
@@ -37,7 +49,7 @@ def test_chat(shared, ask, make):
 
 def test_tools(shared, ask):
     shared.engine.play(Json(completion(None, tools=TWO_CALLS)))
-    message = result(ask("chat", tools=TOOLS))["choices"][0]["message"]
+    message = node_result(ask("chat", tools=TOOLS))["choices"][0]["message"]
     assert calls_of(message) == WANTED and message["content"] is None
 
 
@@ -45,7 +57,7 @@ def test_tools(shared, ask):
 @pytest.mark.parametrize("usage", [True, False])
 def test_stream(shared, ask, make, usage):
     shared.engine.play(*make("Hello there, you", reasoning="Let me think", usage=True))
-    chunks = result(ask("stream", **({"stream_options": {"include_usage": True}} if usage else {})))["chunks"]
+    chunks = node_result(ask("stream", **({"stream_options": {"include_usage": True}} if usage else {})))["chunks"]
     deltas = [choice["delta"] for part in chunks for choice in part["choices"]]
     assert "".join(delta.get("content") or "" for delta in deltas) == "Hello there, you"
     assert "".join(delta.get("reasoning") or "" for delta in deltas) == "Let me think"
@@ -71,7 +83,7 @@ def broken_indexes():
 ], ids=["vLLM", "llama.cpp", "one index"])
 def test_streamed_tools_with_the_helper(shared, ask, steps):
     shared.engine.play(*steps)
-    found = result(ask("helper", tools=TOOLS))
+    found = node_result(ask("helper", tools=TOOLS))
     assert calls_of(found["message"]) == WANTED and found["finish"] == "tool_calls"
     ids = {call["id"] for call in found["message"]["tool_calls"]}
     assert len(ids) == 2 and all(ids)
@@ -81,7 +93,7 @@ def test_streamed_tools_with_the_helper(shared, ask, steps):
 
 def test_text_with_the_helper(shared, ask):
     shared.engine.play(*chat_chunks("Hello there, you", reasoning="Let me think", usage=True))
-    found = result(ask("helper", stream_options={"include_usage": True}))
+    found = node_result(ask("helper", stream_options={"include_usage": True}))
     assert found["message"]["content"] == "".join(event[1] for event in found["events"]) == "Hello there, you"
     assert found["usage"]["prompt_tokens"] == 15
 
@@ -89,7 +101,7 @@ def test_text_with_the_helper(shared, ask):
 def test_runner_sends_the_results_back(shared, ask):
     shared.engine.play(*chat_chunks(None, reasoning="Hm", tools=TWO_CALLS[:1]))
     shared.engine.play(*chat_chunks("It is sunny."))
-    found = result(ask("runner"))
+    found = node_result(ask("runner"))
     assert found["content"] == "It is sunny." and found["ran"] == [{"city": "Paris"}]
     first, second = shared.engine.wait_for(2)
     history = second.json()["messages"]
@@ -141,6 +153,6 @@ def test_client_that_leaves(shared, ask):
 
 
 def test_models(ask):
-    found = result(ask("models"))
+    found = node_result(ask("models"))
     assert [model["id"] for model in found["list"]] == [MODEL] and found["one"] == found["list"][0]
     assert found["one"]["context_window"] == 850000

@@ -2,8 +2,8 @@
 
 import pytest
 
-from conftest import node_asker, node_result as result
 from support.engine import DONE, Head, Json, chat_chunks, completion, died, llama_chunks, refusal
+from support.node import node_asker, node_result
 from support.openai_schema import event_problems, problems
 
 TOOL = {"type": "function", "name": "get_weather", "strict": False, "parameters": {"type": "object"}}
@@ -20,7 +20,7 @@ def ask(shared):
 
 def test_create(shared, ask):
     shared.engine.play(Json(completion("Hello there", reasoning="Let me think")))
-    answer = result(ask("create", **SEALED))
+    answer = node_result(ask("create", **SEALED))
     assert answer.pop("output_text") == "Hello there" and problems("Response", answer) == []
     assert answer["output"][0]["summary"][0]["text"] == "Let me think" and answer["output"][0]["encrypted_content"]
 
@@ -28,21 +28,21 @@ def test_create(shared, ask):
 @pytest.mark.parametrize("make", [chat_chunks, llama_chunks])
 def test_stream(shared, ask, make):
     shared.engine.play(*make("Hello there", reasoning="Let me think", tools=CALL, usage=True))
-    events = result(ask("stream", tools=[TOOL], **SEALED))["events"]
+    events = node_result(ask("stream", tools=[TOOL], **SEALED))["events"]
     assert [problem for event in events for problem in event_problems(event)] == []
     assert [item["type"] for item in events[-1]["response"]["output"]] == ["reasoning", "message", "function_call"]
 
 
 def test_the_helper(shared, ask):
     shared.engine.play(*chat_chunks("Hello there", reasoning="Let me think", tools=CALL, usage=True))
-    found = result(ask("helper", tools=[TOOL], **SEALED))
+    found = node_result(ask("helper", tools=[TOOL], **SEALED))
     assert found["deltas"] == ["Hello", "Hello there", '{"ci', '{"city": "Paris"}']
     assert found["final"]["output_text"] == "Hello there" and found["final"]["output"][2]["name"] == "get_weather"
 
 
 def test_parse(shared, ask):
     shared.engine.play(Json(completion(['{"city": "Paris"}'])))
-    assert result(ask("parse"))["parsed"] == {"city": "Paris"}
+    assert node_result(ask("parse"))["parsed"] == {"city": "Paris"}
 
 
 def test_mistakes(shared, ask):
@@ -54,21 +54,21 @@ def test_mistakes(shared, ask):
 
 def test_failure_in_the_middle(shared, ask):
     shared.engine.play(Head(), *chat_chunks("Hello there")[:3], died(), DONE)
-    last = result(ask("stream"))["events"][-1]
+    last = node_result(ask("stream"))["events"][-1]
     assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "server_error")
 
 
 # ---- Vercel's
 
 def test_vercel_text(shared, ask):
-    found = result(ask("vercel_text"))
+    found = node_result(ask("vercel_text"))
     assert (found["text"], found["reasoningText"], found["finishReason"]) == ("Hello there", "Let me think", "stop")
     assert found["usage"]["inputTokens"] == 15
     assert shared.engine.requests[-1].json()["chat_template_kwargs"]["reasoning_effort"] == "high"
 
 
 def test_vercel_stream(shared, ask):
-    parts = result(ask("vercel_stream"))["parts"]
+    parts = node_result(ask("vercel_stream"))["parts"]
     said = lambda kind: "".join(part["text"] for part in parts if part["type"] == kind)         # noqa: E731
     assert (said("text-delta"), said("reasoning-delta"), parts[-1]["type"]) == ("Hello there", "Let me think", "finish")
     assert "error" not in [part["type"] for part in parts]
@@ -77,15 +77,15 @@ def test_vercel_stream(shared, ask):
 def test_vercel_runs_tools_and_sends_its_reasoning_back(shared, ask):
     shared.engine.play(Json(completion(None, reasoning="I look", tools=[("weather", {"city": "Paris"})])))
     shared.engine.play(Json(completion("It is sunny.")))
-    assert result(ask("vercel_tools")) == {"text": "It is sunny.", "steps": 2, "results": ["sunny in Paris"]}
+    assert node_result(ask("vercel_tools")) == {"text": "It is sunny.", "steps": 2, "results": ["sunny in Paris"]}
     _, turn, answer = shared.engine.requests[-1].json()["messages"]
-    assert (turn["reasoning"], turn["tool_calls"][0]["function"]["name"]) == ("I look", "weather")
+    assert (turn["reasoning_content"], turn["tool_calls"][0]["function"]["name"]) == ("I look", "weather")
     assert answer["tool_call_id"] == turn["tool_calls"][0]["id"] and "sunny in Paris" in answer["content"]
 
 
 def test_vercel_object(shared, ask):
     shared.engine.play(Json(completion(['{"city": "Paris"}'])))
-    assert result(ask("vercel_object"))["output"] == {"city": "Paris"}
+    assert node_result(ask("vercel_object"))["output"] == {"city": "Paris"}
     assert shared.engine.requests[-1].json()["response_format"]["type"] == "json_schema"
 
 
@@ -93,4 +93,4 @@ def test_vercel_failure(shared, ask):
     shared.engine.play(refusal(400, "This prompt cannot be"))
     assert ask("vercel_text")["error"]["message"] == "This prompt cannot be"
     shared.engine.play(Head(), *chat_chunks("Hello there")[:3], died(), DONE)
-    assert "error" in [part["type"] for part in result(ask("vercel_stream"))["parts"]]
+    assert "error" in [part["type"] for part in node_result(ask("vercel_stream"))["parts"]]

@@ -1,15 +1,27 @@
 """The Python SDK of OpenAI against the gateway, and OpenAI's published schema for all that leaves it."""
 import asyncio
 import json
-import os
 
 import openai
 import pydantic
 import pytest
 
-from support import openai_schema
-from support.engine import (DONE, Close, Head, Json, chat_chunks, chunk, completion, died, llama_chunks, llama_completion,
-                    refusal, sse)
+from support.engine import (
+    DONE,
+    Close,
+    Head,
+    Json,
+    chat_chunks,
+    chunk,
+    completion,
+    died,
+    llama_chunks,
+    llama_completion,
+    refusal,
+    sse,
+)
+from support.openai_schema import problems
+from support.tools import TWO_CALLS, WANTED
 
 CHAT = "/v1/chat/completions"
 MODEL = "GLM-5.3-Flash-EXL3"
@@ -17,20 +29,6 @@ HELLO = [{"role": "user", "content": "Hello"}]
 TOOLS = [{"type": "function", "function": {"name": name, "strict": True, "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}}}
     for name in ("get_weather", "get_time")]
-TWO_CALLS = [("get_weather", ['{"ci', 'ty": "Pa', 'ris"}']), ("get_time", ['{"city"', ': "Rome"}'])]
-WANTED = [("get_weather", {"city": "Paris"}), ("get_time", {"city": "Rome"})]
-
-
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch):
-    for name in [name for name in os.environ if name.lower().endswith("_proxy") or name.startswith("OPENAI_")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def client(shared):
-    with openai.OpenAI(base_url=shared.url + "/v1", api_key=shared.key, max_retries=0, timeout=20) as client:
-        yield client
 
 
 def create(client, **fields):
@@ -306,19 +304,13 @@ def test_many_at_once(shared):
 
 # ---- the schema
 
-@pytest.fixture(scope="session")
-def problems():
-    """problems(name, value): what is wrong with a value by OpenAI's schema of that name, as lines."""
-    return openai_schema.problems
-
-
 CASES = {"text": {}, "reasoning": {"reasoning": "Let me think"}, "tools": {"text": None, "tools": TWO_CALLS},
          "both": {"reasoning": "Hm", "tools": TWO_CALLS[:1]}, "empty": {"text": ""}, "length": {"finish": "length"},
          "cached": {"cached": 12}}
 SHAPES = {"vLLM": (completion, chat_chunks), "llama.cpp": (llama_completion, llama_chunks)}
 
 
-def test_the_schema_is_in_force(problems):
+def test_the_schema_is_in_force():
     """It says no where it should."""
     good = completion()
     for name in ("annotations", "function_call"):       # vLLM's null, where OpenAI leaves the field out
@@ -330,21 +322,25 @@ def test_the_schema_is_in_force(problems):
     assert problems("CreateChatCompletionStreamResponse", chunk({"content": "x"}, "unknown"))
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_completions_fit_the_schema(shared, problems, shape, case):
-    shared.engine.play(Json(SHAPES[shape][0](**CASES[case])))
-    answer = shared.client().post(CHAT, {"messages": HELLO}).json()
-    assert problems("CreateChatCompletionResponse", answer) == []
+def test_completions_fit_the_schema(shared, subtests):
+    for case in CASES:
+        for shape in SHAPES:
+            shared.engine.reset()
+            with subtests.test(shape, case=case):
+                shared.engine.play(Json(SHAPES[shape][0](**CASES[case])))
+                answer = shared.client().post(CHAT, {"messages": HELLO}).json()
+                assert problems("CreateChatCompletionResponse", answer) == []
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_streams_collected_into_completions_fit_the_schema(shared, problems, shape, case):
+def test_streams_collected_into_completions_fit_the_schema(shared, subtests):
     """An engine that streams to a plain request."""
-    shared.engine.play(*SHAPES[shape][1](**CASES[case], usage=True))
-    answer = shared.client().post(CHAT, {"messages": HELLO}).json()
-    assert problems("CreateChatCompletionResponse", answer) == []
+    for case in CASES:
+        for shape in SHAPES:
+            shared.engine.reset()
+            with subtests.test(shape, case=case):
+                shared.engine.play(*SHAPES[shape][1](**CASES[case], usage=True))
+                answer = shared.client().post(CHAT, {"messages": HELLO}).json()
+                assert problems("CreateChatCompletionResponse", answer) == []
 
 
 def chunks_of(shared, steps, **fields):
@@ -355,34 +351,40 @@ def chunks_of(shared, steps, **fields):
     return [event.json() for event in events]
 
 
-@pytest.mark.parametrize("usage", [True, False])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_chunks_fit_the_schema(shared, problems, shape, case, usage):
-    steps = SHAPES[shape][1](**CASES[case], usage=True)
-    for part in chunks_of(shared, steps, stream_options={"include_usage": usage}):
-        assert problems("CreateChatCompletionStreamResponse", part) == []
+def test_chunks_fit_the_schema(shared, subtests):
+    for usage in [True, False]:
+        for case in CASES:
+            for shape in SHAPES:
+                shared.engine.reset()
+                with subtests.test(shape, case=case, usage=usage):
+                    steps = SHAPES[shape][1](**CASES[case], usage=True)
+                    for part in chunks_of(shared, steps, stream_options={"include_usage": usage}):
+                        assert problems("CreateChatCompletionStreamResponse", part) == []
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_completions_given_as_streams_fit_the_schema(shared, problems, shape, case):
+def test_completions_given_as_streams_fit_the_schema(shared, subtests):
     """An engine that answers plainly to a request for a stream."""
-    for part in chunks_of(shared, [Json(SHAPES[shape][0](**CASES[case]))], stream_options={"include_usage": True}):
-        assert problems("CreateChatCompletionStreamResponse", part) == []
+    for case in CASES:
+        for shape in SHAPES:
+            shared.engine.reset()
+            with subtests.test(shape, case=case):
+                for part in chunks_of(shared, [Json(SHAPES[shape][0](**CASES[case]))], stream_options={"include_usage": True}):
+                    assert problems("CreateChatCompletionStreamResponse", part) == []
 
 
 MENDED = {"leaked reasoning": chat_chunks(["<think>Hm", "</thi", "nk>Hi"], usage=True),
           "no [DONE]": chat_chunks("Hi", done=False, usage=True), **TOOL_STREAMS}
 
 
-@pytest.mark.parametrize("kind", MENDED)
-def test_mended_chunks_fit_the_schema(shared, problems, kind):
-    for part in chunks_of(shared, MENDED[kind], stream_options={"include_usage": True}):
-        assert problems("CreateChatCompletionStreamResponse", part) == []
+def test_mended_chunks_fit_the_schema(shared, subtests):
+    for kind in MENDED:
+        shared.engine.reset()
+        with subtests.test(kind):
+            for part in chunks_of(shared, MENDED[kind], stream_options={"include_usage": True}):
+                assert problems("CreateChatCompletionStreamResponse", part) == []
 
 
-def test_models_fit_the_schema(shared, problems):
+def test_models_fit_the_schema(shared):
     client = shared.client()
     assert problems("ListModelsResponse", client.get("/v1/models").json()) == []
     assert problems("Model", client.get(f"/v1/models/{MODEL}").json()) == []

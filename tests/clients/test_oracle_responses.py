@@ -6,17 +6,26 @@ import openai
 import pydantic
 import pytest
 
-from support.engine import (DONE, Close, Head, Json, chat_chunks, completion, died, llama_chunks, llama_completion, refusal)
+from support.engine import (
+    DONE,
+    Close,
+    Head,
+    Json,
+    chat_chunks,
+    completion,
+    died,
+    llama_chunks,
+    llama_completion,
+    refusal,
+)
 from support.openai_schema import event_problems, problems
-from test_oracle_python import client, no_proxy      # noqa: F401, fixtures
+from support.tools import TWO_CALLS, WANTED
 
 MODEL = "GLM-5.3-Flash-EXL3"
 TOOLS = [{"type": "function", "name": name, "strict": True, "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}}
     for name in ("get_weather", "get_time")]
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files"}
-TWO_CALLS = [("get_weather", ['{"ci', 'ty": "Pa', 'ris"}']), ("get_time", ['{"city"', ': "Rome"}'])]
-WANTED = [("get_weather", {"city": "Paris"}), ("get_time", {"city": "Rome"})]
 SEALED = {"reasoning": {"effort": "high", "summary": "auto"}, "include": ["reasoning.encrypted_content"], "store": False}
 
 
@@ -66,7 +75,7 @@ def test_a_whole_conversation_goes_back(shared, client):
                 for item in answer.output if item.type == "function_call"]
     valid(create(client, history, tools=TOOLS, **SEALED))
     _, turn, *results = shared.engine.requests[-1].json()["messages"]
-    assert (turn["content"], turn["reasoning"]) == ("I look.", "Hm")
+    assert (turn["content"], turn["reasoning_content"]) == ("I look.", "Hm")
     assert [call["function"]["name"] for call in turn["tool_calls"]] == ["get_weather", "get_time"]
     assert [result["tool_call_id"] for result in results] == [call["id"] for call in turn["tool_calls"]]
 
@@ -138,9 +147,9 @@ def test_the_helper_parses(shared, client):
 
 def test_async(shared):
     async def ask():
-        async with openai.AsyncOpenAI(base_url=shared.url + "/v1", api_key=shared.key, max_retries=0) as client:
-            async with client.responses.stream(model=MODEL, input="Hello") as stream:
-                return await stream.get_final_response()
+        sdk = openai.AsyncOpenAI(base_url=shared.url + "/v1", api_key=shared.key, max_retries=0)
+        async with sdk as client, client.responses.stream(model=MODEL, input="Hello") as stream:
+            return await stream.get_final_response()
     assert asyncio.run(ask()).output_text == "Hello there"
 
 

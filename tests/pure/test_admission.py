@@ -2,9 +2,10 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
-from admission import Gate, Limits, MINUTE, NONE
+from admission import MINUTE, NONE, Gate, Limits
 from errors import LimitExceeded, Overloaded, QueueFull, QuotaExceeded, Refusal, ShuttingDown
 
 NOON = 1_796_040_000.0                              # 2026-11-30 12:00 UTC
@@ -78,10 +79,10 @@ def test_a_check_counts_nothing():
     for _ in range(2):
         gate.enter("a", "m", limits, NOON)
     assert (gate.active, gate.waiting) == (1, 1)
-    for code, given in (("rate_limit_exceeded", "b"), ("overloaded", "a")):
+    for code, key in (("rate_limit_exceeded", "b"), ("overloaded", "a")):
         gate.account("b").requests.extend([NOON] * 2)
         with pytest.raises(Refusal) as caught:
-            gate.check(given, "m", limits, NOON)
+            gate.check(key, "m", limits, NOON)
         assert caught.value.code == code
     gate.closed = True
     with pytest.raises(Refusal, match="restarting"):
@@ -268,7 +269,6 @@ CAPS = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3))
 
 
 @given(EVENTS, st.integers(1, 4), st.integers(0, 12), CAPS)
-@settings(max_examples=400, deadline=None, derandomize=True)
 def test_whatever_happens(events, slots, most_waiting, caps):
     gate, tickets, now, turns = Gate(slots, most_waiting), [], NOON, []
     limits = {key: Limits(active=caps.get(key)) for key in "abcd"}
@@ -312,7 +312,6 @@ def check(gate, tickets, caps, slots):
 
 
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=60), st.integers(1, 3))
-@settings(max_examples=200, deadline=None, derandomize=True)
 def test_each_waiting_key_is_served_within_one_round(keys, slots):
     gate, running = Gate(slots, 999), []
     for key in keys:

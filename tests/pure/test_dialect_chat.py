@@ -1,4 +1,5 @@
 """Chat completions as tables: a client's body in, the engine's payload out; an engine's answer in, the client's out."""
+import contextlib
 import copy
 import json
 
@@ -7,31 +8,13 @@ import pytest
 from hypothesis import strategies as st
 
 from dialects import chat
-from errors import InvalidRequest, ModelNotFound, Refusal, UpstreamError
+from errors import InvalidRequest, Refusal, UpstreamError
 from reasoning import FIELDS
-from engines.fleet import Model
+from support.chat import FUNCTION, HELLO, PNG, TOOL
+from support.dialect_tables import JSON, Fleet, check_refusal, sent
 
-HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=150)
-PNG = "data:image/png;base64,iVBORw0KGgo="
 INSIDE = "http://169.254.169.254/latest/meta-data/"
-HELLO = [{"role": "user", "content": "Hello"}]
 MISSING = object()
-
-
-class Fleet:
-    """Knows the default model, "known", and remembers what it was asked for."""
-
-    def __init__(self, **model):
-        self.model, self.asked = Model(**{"id": "model", "engine_id": "engine/model", **model}), []
-
-    def models(self):
-        return [self.model]
-
-    def find(self, name):
-        self.asked.append(name)
-        if name in (None, "known"):
-            return self.model
-        raise ModelNotFound(f"there is no model {name!r} here", "model")
 
 
 def ask(**fields):
@@ -40,11 +23,6 @@ def ask(**fields):
 
 def read(body, **model):
     return chat.read(body if isinstance(body, (bytes, bytearray)) else json.dumps(body).encode(), Fleet(**model))
-
-
-def sent(one):
-    """What goes to the engine."""
-    return json.loads(b"".join(part if isinstance(part, bytes) else part.encode() for part in one.body))
 
 
 def payload(body, **model):
@@ -58,12 +36,6 @@ def refused(body, **model):
     with pytest.raises(Refusal) as caught:
         read(body, **model)
     return caught.value
-
-
-def check_refusal(error, param, *words):
-    assert (error.status, error.code, error.type) == (400, "invalid_request", "invalid_request_error")
-    assert error.param == param
-    assert all(word in error.message for word in words), error.message
 
 
 # ---- what passes, and where to
@@ -101,7 +73,7 @@ def test_fields_of_messages_and_parts_pass_too():
 
 # ---- the body
 
-@pytest.mark.parametrize("body", [
+NO_JSON = [
     b"", b" ", b"{", b"hello", b"{]", b'{"messages":[}', b'{"a":1}{', b"'a'", b"\xef\xbb\xbf{}", b"\x00",
     b'{"a":"\xff"}', b'{"\xc3\x28":1}',
     b'{"a":"\xed\xa0\xbd"}', rb'{"a":"\ud83d"}', rb'{"messages":[{"role":"user","content":"\udc00"}]}', b'{"a":NaN}',
@@ -109,35 +81,42 @@ def test_fields_of_messages_and_parts_pass_too():
     b'{"a":-Infinity}', b'{"a":1e999}', b'{"a":-1e999}', b'{"a":' + b"9" * 400 + b"}", b'{"a":01}', b'{"a":1,}',
     b'{"a":"\n"}', b'{a:1}',
     b"[" * 100000, b'{"a":' * 100000, b"[" * 100000 + b"]" * 100000, '{"a":1}'.encode("utf-16"),
-], ids=lambda body: repr(body[:20]))
-def test_bodies_that_are_no_json(body):
-    check_refusal(refused(body), None, "JSON")
+]
 
 
-@pytest.mark.parametrize("body", [b"[]", b"null", b"1", b'"x"', b"true", b'[{"messages":[]}]'])
-def test_bodies_that_are_no_object(body):
-    check_refusal(refused(body), None, "the body must be a JSON object")
+def test_bodies_that_are_no_json(subtests):
+    for body in NO_JSON:
+        with subtests.test(repr(body[:20])):
+            check_refusal(refused(body), None, "JSON")
 
 
-@pytest.mark.parametrize("depth", [50, 200, 253, 254, 255, 300, 900, 1000, 1015, 1020, 1024, 1030])
-def test_deep_nesting_is_read_or_refused(depth):
-    body = b'{"messages":[{"role":"user","content":"a"}],"x":' + b"[" * depth + b"]" * depth + b"}"
-    try:
-        assert sent(read(body))["x"] is not None
-    except InvalidRequest as error:
-        check_refusal(error, None)
+def test_bodies_that_are_no_object(subtests):
+    for body in [b"[]", b"null", b"1", b'"x"', b"true", b'[{"messages":[]}]']:
+        with subtests.test(repr(body)):
+            check_refusal(refused(body), None, "the body must be a JSON object")
 
 
-@pytest.mark.parametrize("depth", [200, 254, 300, 900, 990, 1000, 1015, 1020, 1024, 2000, 100000])
-def test_deep_nesting_in_arguments_is_sent_on_or_refused(depth):
-    arguments = "[" * depth + "]" * depth
-    body = ask()
-    body["messages"].append({"role": "assistant",
-                             "tool_calls": [{"id": "A", "function": {"name": "f", "arguments": arguments}}]})
-    try:
-        assert payload(body)["messages"][1]["tool_calls"]
-    except InvalidRequest as error:
-        check_refusal(error, "messages")
+def test_deep_nesting_is_read_or_refused(subtests):
+    for depth in [50, 200, 253, 254, 255, 300, 900, 1000, 1015, 1020, 1024, 1030]:
+        with subtests.test(depth):
+            body = b'{"messages":[{"role":"user","content":"a"}],"x":' + b"[" * depth + b"]" * depth + b"}"
+            try:
+                assert sent(read(body))["x"] is not None
+            except InvalidRequest as error:
+                check_refusal(error, None)
+
+
+def test_deep_nesting_in_arguments_is_sent_on_or_refused(subtests):
+    for depth in [200, 254, 300, 900, 990, 1000, 1015, 1020, 1024, 2000, 100000]:
+        with subtests.test(depth):
+            arguments = "[" * depth + "]" * depth
+            body = ask()
+            body["messages"].append({"role": "assistant",
+                                     "tool_calls": [{"id": "A", "function": {"name": "f", "arguments": arguments}}]})
+            try:
+                assert payload(body)["messages"][1]["tool_calls"]
+            except InvalidRequest as error:
+                check_refusal(error, "messages")
 
 
 def test_of_double_keys_the_last_one_counts():
@@ -145,11 +124,11 @@ def test_of_double_keys_the_last_one_counts():
         "messages": [{"role": "user", "content": "a"}], "seed": 2}
 
 
-@pytest.mark.parametrize("number", ["18446744073709551615", "18446744073709551616", "-9223372036854775809", "1e308",
-                                    "-0.0", "1" * 300])
-def test_huge_numbers_are_no_fault_of_ours(number):
-    assert payload(b'{"messages":[{"role":"user","content":"a"}],"seed":' + number.encode()
-                   + b"}")["seed"] == pytest.approx(float(number))
+def test_huge_numbers_are_no_fault_of_ours(subtests):
+    for number in ("18446744073709551615", "18446744073709551616", "-9223372036854775809", "1e308", "-0.0", "1" * 300):
+        with subtests.test(number):
+            assert payload(b'{"messages":[{"role":"user","content":"a"}],"seed":' + number.encode()
+                           + b"}")["seed"] == pytest.approx(float(number))
 
 
 # ---- fields of the wrong type; null counts as absent
@@ -176,15 +155,19 @@ def test_include_usage_of_the_wrong_type(value):
                   "stream_options.include_usage must be true or false")
 
 
-@pytest.mark.parametrize("field", ["stream", "stream_options", "model", "tools", "tool_choice", "max_tokens",
-                                   "max_completion_tokens",
-                                   "repeat_penalty", "reasoning_effort", "reasoning", "think", "chat_template_kwargs",
-                                   "n"])
-def test_null_counts_as_absent(field):
-    for streams in (False, True):
-        rest = {"stream": True} if streams and field != "stream" else {}
-        left = {name: value for name, value in payload(ask(**rest, **{field: None})).items() if value is not None}
-        assert left == payload(ask(**rest))
+NULLS = ["stream", "stream_options", "model", "tools", "tool_choice", "max_tokens",
+         "max_completion_tokens",
+         "repeat_penalty", "reasoning_effort", "reasoning", "think", "chat_template_kwargs",
+         "n"]
+
+
+def test_null_counts_as_absent(subtests):
+    for field in NULLS:
+        with subtests.test(field):
+            for streams in (False, True):
+                rest = {"stream": True} if streams and field != "stream" else {}
+                left = {name: value for name, value in payload(ask(**rest, **{field: None})).items() if value is not None}
+                assert left == payload(ask(**rest))
 
 
 def test_null_in_messages_counts_as_absent():
@@ -264,7 +247,7 @@ def test_a_mistake_in_the_body_is_told_before_the_model_is_looked_for():
 
 # ---- messages
 
-@pytest.mark.parametrize("messages, words", [
+NO_MESSAGES = [
     (MISSING, ["messages is missing"]), (None, ["messages is missing"]), ([], ["at least one message"]),
     ("Hello", ["must be a list"]),
     ({}, ["must be a list"]), (5, ["must be a list"]), (True, ["must be a list"]),
@@ -281,9 +264,13 @@ def test_a_mistake_in_the_body_is_told_before_the_model_is_looked_for():
     ([{"role": "user", "content": [None]}], ["messages[0].content[0]"]),
     ([{"role": "user", "content": [[]]}], ["messages[0].content[0]"]),
     ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text"}]}], ["messages[0].content[1].text"]),
-])
-def test_messages_that_are_none(messages, words):
-    check_refusal(refused({} if messages is MISSING else {"messages": messages}), "messages", *words)
+]
+
+
+def test_messages_that_are_none(subtests):
+    for messages, words in NO_MESSAGES:
+        with subtests.test(str(messages)):
+            check_refusal(refused({} if messages is MISSING else {"messages": messages}), "messages", *words)
 
 
 @pytest.mark.parametrize("role, sent", [(role, role) for role in ("system", "user", "assistant", "tool", "function")]
@@ -317,7 +304,7 @@ def image(url=PNG, **more):
     return {"type": "image_url", "image_url": {"url": url, **more}}
 
 
-@pytest.mark.parametrize("given, sent", [
+PARTS = [
     ({"type": "text", "text": "a"}, {"type": "text", "text": "a"}),
     ({"type": "input_text", "text": "a"}, {"type": "text", "text": "a"}),
     ({"type": "output_text", "text": "a", "annotations": []}, {"type": "text", "text": "a", "annotations": []}),
@@ -342,9 +329,13 @@ def image(url=PNG, **more):
     ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}, "uuid": "u", "image_url": INSIDE},
      {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}, "uuid": "u"}),
     ("a", "a"),
-])
-def test_parts(given, sent):
-    assert part(given) == sent
+]
+
+
+def test_parts(subtests):
+    for given, wanted in PARTS:
+        with subtests.test(str(given)):
+            assert part(given) == wanted
 
 
 ADDRESSES = ["http://127.0.0.1:8000/metrics", "https://example.org/a.png", "HTTP://169.254.169.254/"]
@@ -355,20 +346,22 @@ URLS = ["file:///etc/passwd",
         "http:data:image/png", "iVBORw0KGgo=", "httpdata:", "\u0000data:,", "ＤＡＴＡ:image/png"]
 
 
-@pytest.mark.parametrize("url", URLS)
-def test_addresses_are_refused(url):
+def test_addresses_are_refused(subtests):
     """The engine would fetch them, on its own network."""
-    for given in (image(url), {"type": "image_url", "image_url": url}, {"type": "input_image", "image_url": url},
-                  {"type": "input_image", "image_url": {"url": url}}, image(url, detail="low")):
-        check_refusal(refused({"messages": [{"role": "user", "content": [given]}]}), "messages",
-                      "messages[0].content[0].image_url", "data")
+    for url in URLS:
+        with subtests.test(url):
+            for given in (image(url), {"type": "image_url", "image_url": url}, {"type": "input_image", "image_url": url},
+                          {"type": "input_image", "image_url": {"url": url}}, image(url, detail="low")):
+                check_refusal(refused({"messages": [{"role": "user", "content": [given]}]}), "messages",
+                              "messages[0].content[0].image_url", "data")
 
 
-@pytest.mark.parametrize("url", [*URLS, *ADDRESSES])
-def test_only_images_are_fetched(url):
-    for kind in ("video_url", "audio_url"):
-        check_refusal(refused({"messages": [{"role": "user", "content": [{"type": kind, kind: {"url": url}}]}]}),
-                      "messages", kind)
+def test_only_images_are_fetched(subtests):
+    for url in [*URLS, *ADDRESSES]:
+        with subtests.test(url):
+            for kind in ("video_url", "audio_url"):
+                check_refusal(refused({"messages": [{"role": "user", "content": [{"type": kind, kind: {"url": url}}]}]}),
+                              "messages", kind)
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "assistant", "tool", "function"])
@@ -407,7 +400,7 @@ def test_an_address_beside_numbers_that_only_json_itself_writes():
     assert one.images == [ADDRESSES[0]]
 
 
-@pytest.mark.parametrize("given, words", [
+NO_PARTS = [
     ({"image_url": "http://127.0.0.1/"}, ["type"]), ({"image_url": {"url": "http://127.0.0.1/"}}, ["type"]),
     ({"image_url": PNG}, ["type"]),
     ({"type": None, "image_url": "http://127.0.0.1/"}, ["type"]),
@@ -430,11 +423,15 @@ def test_an_address_beside_numbers_that_only_json_itself_writes():
     ({"type": "image"}, ["image", "unknown"]), ({"type": "Text", "text": "a"}, ["Text", "unknown"]),
     ({"type": "tool_use"}, ["tool_use", "unknown"]),
     ({"type": "x" * 10000}, ["unknown"]), ({}, ["type"]),
-])
-def test_parts_that_are_refused(given, words):
-    error = refused({"messages": [{"role": "user", "content": ["a", given]}]})
-    check_refusal(error, "messages", "messages[0].content[1]", *words)
-    assert len(error.message) < 500
+]
+
+
+def test_parts_that_are_refused(subtests):
+    for given, words in NO_PARTS:
+        with subtests.test(str(given)[:80]):
+            error = refused({"messages": [{"role": "user", "content": ["a", given]}]})
+            check_refusal(error, "messages", "messages[0].content[1]", *words)
+            assert len(error.message) < 500
 
 
 def test_a_known_part_does_not_bring_addresses_along():
@@ -445,7 +442,7 @@ def test_a_known_part_does_not_bring_addresses_along():
 
 # -- a client's own history
 
-@pytest.mark.parametrize("given, sent", [
+REASONED = [
     ({"reasoning": "hm"}, {"reasoning_content": "hm"}),
     ({"reasoning_content": "hm"}, {"reasoning_content": "hm"}),
     ({"reasoning": "hm", "reasoning_content": "hm"}, {"reasoning_content": "hm"}),
@@ -454,10 +451,14 @@ def test_a_known_part_does_not_bring_addresses_along():
     ({"reasoning": "", "reasoning_content": ""}, {}),
     ({"reasoning": None}, {}),
     ({"reasoning": 5}, {}), ({"reasoning": {"effort": "low"}}, {}), ({"reasoning_content": ["hm"]}, {}),
-])
-def test_reasoning_in_history(given, sent):
-    message = {"role": "assistant", "content": "a"}
-    assert payload({"messages": [*HELLO, {**message, **given}]})["messages"][1] == {**message, **sent}
+]
+
+
+def test_reasoning_in_history(subtests):
+    for given, wanted in REASONED:
+        with subtests.test(str(given)):
+            message = {"role": "assistant", "content": "a"}
+            assert payload({"messages": [*HELLO, {**message, **given}]})["messages"][1] == {**message, **wanted}
 
 
 def mended(arguments):
@@ -478,7 +479,7 @@ def test_sound_arguments_keep_their_bytes(arguments):
     assert mended(arguments) == arguments
 
 
-@pytest.mark.parametrize("arguments, sent", [
+BROKEN_ARGUMENTS = [
     (MISSING, {}), (None, {}), ("", {}), (" \n", {}), ("\u00a0", {}),
     ({"a": "é"}, {"a": "é"}), ({}, {}),
     ('{"a":', {"input": '{"a":'}), ('{"a":1}}', {"input": '{"a":1}}'}), ("rm -rf", {"input": "rm -rf"}),
@@ -488,20 +489,27 @@ def test_sound_arguments_keep_their_bytes(arguments):
     ([1], {"input": [1]}), ([], {"input": []}), (5, {"input": 5}), (0, {"input": 0}), (1.5, {"input": 1.5}),
     (True, {"input": True}), (False, {"input": False}),
     ('{"a":1}{"b":2}', {"input": '{"a":1}{"b":2}'}),
-])
-def test_broken_arguments_are_mended(arguments, sent):
-    out = mended(arguments)
-    assert isinstance(out, str) and json.loads(out) == sent
+]
 
 
-@pytest.mark.parametrize("arguments", ["[" * 100000, '{"a":' * 100000, "9" * 5000, r'["\ud83d"]', r'"\ud83d"', "NaN",
-                                       "[NaN]", "-Infinity", "1e999",
-                                       '{"a":NaN}', "\x00", "\ufeff{}"])
-def test_hostile_arguments_are_no_fault_of_ours(arguments):
-    assert isinstance(json.loads(mended(arguments)), dict)
+def test_broken_arguments_are_mended(subtests):
+    for arguments, wanted in BROKEN_ARGUMENTS:
+        with subtests.test(str(arguments)):
+            out = mended(arguments)
+            assert isinstance(out, str) and json.loads(out) == wanted
 
 
-@HYPO
+HOSTILE_ARGUMENTS = ["[" * 100000, '{"a":' * 100000, "9" * 5000, r'["\ud83d"]', r'"\ud83d"', "NaN",
+                     "[NaN]", "-Infinity", "1e999",
+                     '{"a":NaN}', "\x00", "\ufeff{}"]
+
+
+def test_hostile_arguments_are_no_fault_of_ours(subtests):
+    for arguments in HOSTILE_ARGUMENTS:
+        with subtests.test(arguments[:20]):
+            assert isinstance(json.loads(mended(arguments)), dict)
+
+
 @hypothesis.given(st.text(max_size=20) | st.recursive(st.none() | st.booleans() | st.integers(-9, 9)
                                                       | st.text(max_size=3),
                                                       lambda inner: st.lists(inner, max_size=3)
@@ -510,7 +518,7 @@ def test_any_arguments_become_an_object(arguments):
     assert isinstance(json.loads(mended(arguments)), dict)
 
 
-@pytest.mark.parametrize("calls, words", [
+NO_CALLS = [
     ({}, ["tool_calls", "list"]), ("x", ["tool_calls", "list"]), (5, ["tool_calls", "list"]), ([5], ["tool_calls[0]"]),
     ([None], ["tool_calls[0]"]),
     ([{}], ["tool_calls[0]", "function"]), ([{"function": None}], ["tool_calls[0]"]),
@@ -518,19 +526,19 @@ def test_any_arguments_become_an_object(arguments):
     ([{"function": {}}], ["tool_calls[0]", "name"]), ([{"function": {"name": None}}], ["tool_calls[0]"]),
     ([{"function": {"name": 5}}], ["tool_calls[0]"]),
     ([{"function": {"name": "f"}}, {"id": "B"}], ["tool_calls[1]"]),
-])
-def test_calls_that_are_none(calls, words):
-    check_refusal(refused({"messages": [*HELLO, {"role": "assistant", "tool_calls": calls}]}), "messages",
-                  "messages[1]", *words)
+]
+
+
+def test_calls_that_are_none(subtests):
+    for calls, words in NO_CALLS:
+        with subtests.test(str(calls)):
+            check_refusal(refused({"messages": [*HELLO, {"role": "assistant", "tool_calls": calls}]}), "messages",
+                          "messages[1]", *words)
 
 
 # ---- tools
 
-FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}, "strict": True}
-TOOL = {"type": "function", "function": FUNCTION}
-
-
-@pytest.mark.parametrize("given, sent", [
+TOOLS = [
     (TOOL, TOOL),
     ({"function": FUNCTION}, TOOL),
     ({"type": "function", **FUNCTION}, TOOL),
@@ -540,12 +548,16 @@ TOOL = {"type": "function", "function": FUNCTION}
     ({"type": None, "function": FUNCTION}, TOOL),
     ({"type": None, **FUNCTION}, TOOL),
     ({"type": "function", "function": None, **FUNCTION}, TOOL),
-])
-def test_tools(given, sent):
-    assert payload(ask(tools=[given]))["tools"] == [sent]
+]
 
 
-@pytest.mark.parametrize("tool, words", [
+def test_tools(subtests):
+    for given, wanted in TOOLS:
+        with subtests.test(str(given)):
+            assert payload(ask(tools=[given]))["tools"] == [wanted]
+
+
+NO_TOOLS = [
     (5, ["tools[1]"]), (None, ["tools[1]"]), ("f", ["tools[1]"]), ([], ["tools[1]"]), ({}, ["tools[1]", "name"]),
     ({"type": "web_search"}, ["tools[1]", "only function tools"]),
     ({"type": "custom", "name": "f"}, ["only function tools"]),
@@ -556,9 +568,13 @@ def test_tools(given, sent):
     ({"type": "function", "function": {"name": ""}}, ["name"]),
     ({"type": "function", "function": {"name": 5}}, ["name"]),
     ({"type": "function", "function": {"name": None}}, ["name"]), ({"type": "function", "name": ["f"]}, ["name"]),
-])
-def test_tools_that_are_refused(tool, words):
-    check_refusal(refused(ask(tools=[TOOL, tool])), "tools", *words)
+]
+
+
+def test_tools_that_are_refused(subtests):
+    for tool, words in NO_TOOLS:
+        with subtests.test(str(tool)):
+            check_refusal(refused(ask(tools=[TOOL, tool])), "tools", *words)
 
 
 @pytest.mark.parametrize("choice", ["auto", "none", "required", {"type": "function", "function": {"name": "f"}}, None])
@@ -608,7 +624,7 @@ def test_prompt_cache_key_is_no_salt():
 SCHEMA = {"type": "object"}
 
 
-@pytest.mark.parametrize("given, sent", [
+FORMATS = [
     ({"type": "json_object"}, {"type": "json_object"}), ({"type": "text"}, {"type": "text"}),
     ({"type": "json_schema"}, {"type": "json_object"}), ({"type": "json_schema", "json_schema": None}, {"type": "json_object"}),
     ({"type": "json_schema", "json_schema": {"name": "a", "schema": None}}, {"type": "json_object"}),
@@ -618,15 +634,23 @@ SCHEMA = {"type": "object"}
     ({"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}, "odd": 1},
      {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}, "odd": 1}),
     ({"type": "structural_tag", "structures": []}, {"type": "structural_tag", "structures": []}), (None, None),
-])
-def test_response_formats(given, sent):
-    assert payload(ask(response_format=given)) == ask(response_format=sent)
+]
 
 
-@pytest.mark.parametrize("form", ["json", 1, True, [], {}, {"type": None}, {"type": 1}, 
-                                  {"type": "json_schema", "json_schema": []}, {"type": "json_schema", "json_schema": "x"}])
-def test_response_formats_that_are_none(form):
-    check_refusal(refused(ask(response_format=form)), "response_format")
+def test_response_formats(subtests):
+    for given, wanted in FORMATS:
+        with subtests.test(str(given)):
+            assert payload(ask(response_format=given)) == ask(response_format=wanted)
+
+
+NO_FORMATS = ["json", 1, True, [], {}, {"type": None}, {"type": 1},
+              {"type": "json_schema", "json_schema": []}, {"type": "json_schema", "json_schema": "x"}]
+
+
+def test_response_formats_that_are_none(subtests):
+    for form in NO_FORMATS:
+        with subtests.test(str(form)):
+            check_refusal(refused(ask(response_format=form)), "response_format")
 
 
 # ---- what is particular about a model
@@ -686,21 +710,12 @@ def test_a_word_that_is_none():
 
 # ---- anything at all
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-                    | st.text(max_size=5),
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-                        st.sampled_from(["role", "content", "type", "text", "image_url", "url", "tool_calls",
-                                         "function", "name", "arguments", "id",
-                                         "effort", "include_usage", "enable_thinking", "detail", "reasoning"])
-                        | st.text(max_size=3), inner, max_size=4),
-                    max_leaves=12)
 OWNED = ["messages", "model", "stream", "stream_options", "tools", "tool_choice", "max_tokens", "max_completion_tokens",
          "repeat_penalty", "n",
          "repetition_penalty", "response_format", "reasoning", "reasoning_effort", "think", "chat_template_kwargs"]
 
 
-@HYPO
-@hypothesis.given(st.fixed_dictionaries({}, optional={name: JSON for name in OWNED}), st.booleans())
+@hypothesis.given(st.fixed_dictionaries({}, optional=dict.fromkeys(OWNED, JSON)), st.booleans())
 def test_any_body_is_sent_on_or_refused(fields, good):
     try:
         one = read({**fields, **(ask(model=None) if good else {})})
@@ -718,7 +733,6 @@ MESSAGE = st.fixed_dictionaries({"role": st.sampled_from([*chat.ROLES, "x"]) | J
     "tool_calls": JSON | st.lists(st.fixed_dictionaries({"function": JSON | PIECE}))})
 
 
-@HYPO
 @hypothesis.given(st.lists(MESSAGE, max_size=3))
 def test_any_messages_are_sent_on_or_refused(messages):
     try:
@@ -745,7 +759,7 @@ def written(given, field="both"):
 def without(out, given):
     """An answer without the nulls that OpenAI's schema wants in it, where they were not given."""
     befores = given["choices"] if isinstance(given.get("choices"), list) else []
-    for choice, before in zip(out["choices"] if befores else [], befores):
+    for choice, before in zip(out["choices"] if befores else [], befores, strict=True):
         if isinstance(before, dict) and "logprobs" not in before:
             assert choice.pop("logprobs") is None
         message = choice.get("message") if isinstance(choice, dict) else None
@@ -768,26 +782,34 @@ def written_message(message, field="both"):
     return out["choices"][0]["message"]
 
 
-@pytest.mark.parametrize("field, names", FIELDS.items())
-@pytest.mark.parametrize("given", [{"reasoning": "hm"}, {"reasoning_content": "hm"},
-                                   {"reasoning": "hm", "reasoning_content": "hm"},
-                                   {"reasoning": None, "reasoning_content": "hm"},
-                                   {"reasoning": "hm", "reasoning_content": None},
-                                   {"reasoning": "", "reasoning_content": "hm"}])
-def test_reasoning_of_an_answer(given, field, names):
-    message = {"role": "assistant", "content": "Hello", "refusal": None}
-    assert written_message({**message, **given}, field) == {**message, **dict.fromkeys(names, "hm")}
+REASONING = [{"reasoning": "hm"}, {"reasoning_content": "hm"},
+             {"reasoning": "hm", "reasoning_content": "hm"},
+             {"reasoning": None, "reasoning_content": "hm"},
+             {"reasoning": "hm", "reasoning_content": None},
+             {"reasoning": "", "reasoning_content": "hm"}]
 
 
-@pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("given", [{}, {"reasoning": None}, {"reasoning_content": None},
-                                   {"reasoning": "", "reasoning_content": ""}])
-def test_no_reasoning_no_field(given, field):
-    message = {"role": "assistant", "content": "Hello"}
-    assert written_message({**message, **given}, field) == message
+def test_reasoning_of_an_answer(subtests):
+    for field, names in FIELDS.items():
+        for given in REASONING:
+            with subtests.test(field, given=given):
+                message = {"role": "assistant", "content": "Hello", "refusal": None}
+                assert written_message({**message, **given}, field) == {**message, **dict.fromkeys(names, "hm")}
 
 
-@pytest.mark.parametrize("content, reasoning, rest", [
+NO_REASONING = [{}, {"reasoning": None}, {"reasoning_content": None},
+                {"reasoning": "", "reasoning_content": ""}]
+
+
+def test_no_reasoning_no_field(subtests):
+    for field in FIELDS:
+        for given in NO_REASONING:
+            with subtests.test(field, given=given):
+                message = {"role": "assistant", "content": "Hello"}
+                assert written_message({**message, **given}, field) == message
+
+
+TAGGED = [
     ("<think>hm</think>Hello", "hm", "Hello"), ("\n<think>\nhm\n</think>\n\nHello", "hm", "Hello"),
     ("hm</think>\n\nHello", "hm", "Hello"),
     ("<think>hm", "hm", ""), ("<think>hm</think>", "hm", ""), ("</think>Hello", "", "Hello"),
@@ -795,11 +817,15 @@ def test_no_reasoning_no_field(given, field):
     ("Hello", "", "Hello"), ("The tag `</think>` ends it", "", "The tag `</think>` ends it"),
     ("a <think>b</think>", "", "a <think>b</think>"),
     ("", "", ""), (None, "", None), (" ", "", " "),
-])
-@pytest.mark.parametrize("field, names", FIELDS.items())
-def test_tags_in_an_answer(content, reasoning, rest, field, names):
-    out = written_message({"role": "assistant", "content": content}, field)
-    assert out == {"role": "assistant", "content": rest, **(dict.fromkeys(names, reasoning) if reasoning else {})}
+]
+
+
+def test_tags_in_an_answer(subtests):
+    for content, reasoning, rest in TAGGED:
+        for field, names in FIELDS.items():
+            with subtests.test(content, field=field):
+                out = written_message({"role": "assistant", "content": content}, field)
+                assert out == {"role": "assistant", "content": rest, **(dict.fromkeys(names, reasoning) if reasoning else {})}
 
 
 def test_tags_beside_reasoning_are_quotations():
@@ -830,14 +856,16 @@ def test_the_rest_of_an_answer_is_untouched():
     assert written(given) == expected
 
 
-@pytest.mark.parametrize("choices", [None, [], [None], ["x"], [{}], [{"message": None}], [{"message": "x"}], {}, "x", 5,
-                                     True])
-def test_odd_answers_pass_or_are_the_engines_fault(choices):
-    given = {"id": "c1", "choices": choices}
-    try:
-        assert written(given) == given
-    except UpstreamError:
-        pass
+ODD_CHOICES = [None, [], [None], ["x"], [{}], [{"message": None}], [{"message": "x"}], {}, "x", 5,
+               True]
+
+
+def test_odd_answers_pass_or_are_the_engines_fault(subtests):
+    for choices in ODD_CHOICES:
+        with subtests.test(str(choices)):
+            given = {"id": "c1", "choices": choices}
+            with contextlib.suppress(UpstreamError):
+                assert written(given) == given
 
 
 # ---- a stream that nobody asked for
@@ -902,26 +930,31 @@ def test_a_collected_stream_keeps_its_logprobs():
     assert [entry["token"] for entry in out["choices"][0]["logprobs"]["content"]] == ["a", "b"]
 
 
-@pytest.mark.parametrize("body", [
+NOT_WHOLE = [
     b"", b"data: [DONE]\n\n", b": x\n\n", events(chunk({"content": "a"})),
     events(chunk({"content": "a"}), {"error": "it died"}),
     events(chunk({"content": "a"}, "stop"))[:60], b"data: hello\n\n", events(chunk({"content": "a"}), done=False)
     + b'data: {"cho',
-])
-def test_a_stream_that_is_not_whole(body):
-    with pytest.raises(Refusal) as caught:
-        chat.write(body, read(ask()))
-    assert (caught.value.status, caught.value.code) == (502, "upstream_error")
+]
 
 
-@pytest.mark.parametrize("delta", [
+def test_a_stream_that_is_not_whole(subtests):
+    for body in NOT_WHOLE:
+        with subtests.test(str(body)):
+            with pytest.raises(Refusal) as caught:
+                chat.write(body, read(ask()))
+            assert (caught.value.status, caught.value.code) == (502, "upstream_error")
+
+
+ODD_DELTAS = [
     {"tool_calls": [{"id": "A", "index": 0, "function": {"name": "f", "arguments": "{}", "odd": "x"}}]},
     {"tool_calls": [{"id": "A", "index": 0, "function": {"name": "f", "arguments": {"a": 1}}}]},
     {"tool_calls": [{"id": "A", "index": 0, "function": None}]},
     {"tool_calls": None}, {"tool_calls": [None]}, {"content": ["a"]},
-])
-def test_odd_deltas_pass_or_are_the_engines_fault(delta):
-    try:
-        assert collected(chunk(delta), chunk({"content": "a"}, "stop"))["choices"][0]["message"]["content"] == "a"
-    except UpstreamError:
-        pass
+]
+
+
+def test_odd_deltas_pass_or_are_the_engines_fault(subtests):
+    for delta in ODD_DELTAS:
+        with subtests.test(str(delta)), contextlib.suppress(UpstreamError):
+            assert collected(chunk(delta), chunk({"content": "a"}, "stop"))["choices"][0]["message"]["content"] == "a"

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import strategies as st
 
 from dialects import completions
-from support.engine import sse
 from errors import Refusal, UpstreamError
 from stream import DONE, CompletionStream
-from test_dialect_chat import HYPO, JSON, Fleet, check_refusal, sent
+from support.cuts import cuts, however_cut, pieces
+from support.dialect_tables import JSON, Fleet, check_refusal, sent
+from support.engine import sse
 
-PIECES = (1, 2, 3, 7, 128, 1 << 20)
 PROMPT = {"prompt": "Once upon a time"}
 
 
@@ -41,17 +41,22 @@ def test_a_plain_ask():
     assert sent(one) == {"model": "engine/model", "max_tokens": 16, **PROMPT}
 
 
-@pytest.mark.parametrize("prompt", ["a", "", ["a"], [""], ["a", "b"], [1, 2, 3], [0], [[1, 2], [3]], ["a", [1]]])
-def test_prompts(prompt):
+def test_prompts():
     """Several of them, and tokens: the engine decides."""
-    assert payload(prompt=prompt) == {"prompt": prompt, "max_tokens": 16}
+    prompts = ["a", "", ["a"], [""], ["a", "b"], [1, 2, 3], [0], [[1, 2], [3]], ["a", [1]]]
+    assert [payload(prompt=prompt) for prompt in prompts] == [
+        {"prompt": prompt, "max_tokens": 16} for prompt in prompts]
 
 
-@pytest.mark.parametrize("prompt", [None, [], 1, True, {}, [None], [True], [1.5], [-1], [1, "a"], [[]], ["a", []], [["a"]],
-                                    [[[1]]], [[1], 2], [2 ** 31], [{"a": 1}]], ids=repr)
-def test_prompts_that_are_none(prompt):
-    check_refusal(refused(prompt=prompt), "prompt", "prompt")
-    check_refusal(refused(), "prompt", "missing")
+NO_PROMPTS = [None, [], 1, True, {}, [None], [True], [1.5], [-1], [1, "a"], [[]], ["a", []], [["a"]],
+              [[[1]]], [[1], 2], [2 ** 31], [{"a": 1}]]
+
+
+def test_prompts_that_are_none(subtests):
+    for prompt in NO_PROMPTS:
+        with subtests.test(repr(prompt)):
+            check_refusal(refused(prompt=prompt), "prompt", "prompt")
+            check_refusal(refused(), "prompt", "missing")
 
 
 def test_what_passes():
@@ -61,17 +66,22 @@ def test_what_passes():
     assert payload(**fields) == {**PROMPT, "max_tokens": 16, **fields}
 
 
-@pytest.mark.parametrize("given, sent", [
+LENGTHS = [
     ({}, 16), ({"max_tokens": None}, 16), ({"max_tokens": 5}, 5), ({"max_completion_tokens": 7}, 7),
-    ({"max_tokens": 5, "max_completion_tokens": 7}, 7), ({"max_tokens": 0, "echo": True}, 0)])
-def test_max_tokens(given, sent):
-    assert payload(**given)["max_tokens"] == sent
-    assert payload(**given, model_is={"sampling": {"max_tokens": 900}})["max_tokens"] == sent
+    ({"max_tokens": 5, "max_completion_tokens": 7}, 7), ({"max_tokens": 0, "echo": True}, 0)]
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "5", [], {}, 10 ** 30])
-def test_max_tokens_that_are_none(value):
-    check_refusal(refused(**PROMPT, max_tokens=value), "max_tokens", "whole number")
+def test_max_tokens(subtests):
+    for given, wanted in LENGTHS:
+        with subtests.test(str(given)):
+            assert payload(**given)["max_tokens"] == wanted
+            assert payload(**given, model_is={"sampling": {"max_tokens": 900}})["max_tokens"] == wanted
+
+
+def test_max_tokens_that_are_none(subtests):
+    for value in [0, -1, 1.5, True, "5", [], {}, 10 ** 30]:
+        with subtests.test(repr(value)):
+            check_refusal(refused(**PROMPT, max_tokens=value), "max_tokens", "whole number")
 
 
 def test_sampling_of_the_model():
@@ -80,10 +90,14 @@ def test_sampling_of_the_model():
     assert payload(repeat_penalty=1.1) == {**PROMPT, "max_tokens": 16, "repeat_penalty": 1.1, "repetition_penalty": 1.1}
 
 
-@pytest.mark.parametrize("field, value", [
-    ("stream", "yes"), ("stream", 1), ("stream_options", []), ("model", 5), ("model", ["a"]), ("response_format", "json")])
-def test_wrong_types(field, value):
-    check_refusal(refused(**PROMPT, **{field: value}), field)
+WRONG = [
+    ("stream", "yes"), ("stream", 1), ("stream_options", []), ("model", 5), ("model", ["a"]), ("response_format", "json")]
+
+
+def test_wrong_types(subtests):
+    for field, value in WRONG:
+        with subtests.test(field, value=value):
+            check_refusal(refused(**PROMPT, **{field: value}), field)
 
 
 def test_stream_options_without_a_stream():
@@ -97,17 +111,20 @@ def test_a_stream_is_asked_for_its_usage():
     assert read({**PROMPT, "stream": True, "stream_options": {"include_usage": True}}).stream.wants_usage
 
 
-@pytest.mark.parametrize("prompt, n, count", [("a", None, 1), (["a"], 1, 1), (["a", "b"], 3, 6), ([1, 2], 2, 2),
-                                              ([[1], [2]], None, 2), ("a", "two", None), ("a", 0, None)])
-def test_how_many_choices_a_stream_has(prompt, n, count):
-    assert read({"prompt": prompt, "n": n, "stream": True}).stream.n == count
+COUNTS = [("a", None, 1), (["a"], 1, 1), (["a", "b"], 3, 6), ([1, 2], 2, 2),
+          ([[1], [2]], None, 2), ("a", "two", None), ("a", 0, None)]
+
+
+def test_how_many_choices_a_stream_has(subtests):
+    for prompt, n, count in COUNTS:
+        with subtests.test(str(prompt), n=n):
+            assert read({"prompt": prompt, "n": n, "stream": True}).stream.n == count
 
 
 def test_an_embedding_model_completes_nothing():
     check_refusal(refused(**PROMPT, model_is={"purpose": "embedding"}), "model", "model is an embedding model")
 
 
-@HYPO
 @hypothesis.given(st.fixed_dictionaries({}, optional=dict.fromkeys(
     ["prompt", "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "echo", "repeat_penalty",
      "repetition_penalty", "response_format", "prompt_embeds", "logprobs"], JSON)), st.booleans())
@@ -150,10 +167,10 @@ def test_what_the_sdk_wants():
     assert written({"choices": [{"index": 0}, None]})[0]["choices"][0] == {"index": 0, "text": "", "logprobs": None}
 
 
-@pytest.mark.parametrize("choices", [None, [], [None], {}, "x", 5])
-def test_an_answer_without_a_choice_is_none(choices):
-    with pytest.raises(UpstreamError, match="no completion"):
-        written({"choices": choices})
+def test_an_answer_without_a_choice_is_none(subtests):
+    for choices in [None, [], [None], {}, "x", 5]:
+        with subtests.test(str(choices)), pytest.raises(UpstreamError, match="no completion"):
+            written({"choices": choices})
 
 
 # ---- streams
@@ -184,16 +201,29 @@ STREAMS = {                                         # the engine's chunks, the c
 }
 
 
-@pytest.mark.parametrize("size", PIECES)
+def told(arrived, usage=False, n=1):
+    """All that a stream shows of itself when its bytes arrive in these pieces."""
+    stream = completions.PromptStream(usage, n)
+    out = b"".join(map(stream.feed, arrived))
+    return out + stream.end(), stream.finished, stream.tokens, stream.usage
+
+
 @pytest.mark.parametrize("name", STREAMS)
-def test_streams(name, size):
+def test_streams(name):
     given, expected, usage, n = STREAMS[name]
-    stream, data = completions.PromptStream(usage, n), b"".join(map(sse, given)) + DONE
-    out = b"".join(stream.feed(data[at:at + size]) for at in range(0, len(data), size)) + stream.end()
+    sent = b"".join(map(sse, given)) + DONE
+    out, finished, tokens, figures = however_cut(sent, lambda arrived: told(arrived, usage, n))
     assert [json.loads(event[6:]) for event in out.split(b"\n\n")[:-2]] == (expected or given)
-    assert out.endswith(DONE) and stream.finished
-    assert stream.tokens == sum(bool(one.get("text") or one.get("finish_reason")) for event in given for one in event["choices"])
-    assert stream.usage == (USAGE if any("usage" in one for one in given) else None)
+    assert out.endswith(DONE) and finished
+    assert tokens == sum(bool(one.get("text") or one.get("finish_reason")) for event in given for one in event["choices"])
+    assert figures == (USAGE if any("usage" in one for one in given) else None)
+
+
+@hypothesis.given(st.sampled_from(sorted(STREAMS)), st.data())
+def test_any_cuts(name, data):
+    given, _, *options = STREAMS[name]
+    sent = b"".join(map(sse, given)) + DONE
+    assert told(pieces(sent, data.draw(cuts(sent))), *options) == told([sent], *options)
 
 
 def test_most_events_are_never_parsed(monkeypatch):
@@ -205,13 +235,12 @@ def test_most_events_are_never_parsed(monkeypatch):
     assert one.feed(events[1]) + one.feed(events[2]) == events[1] + events[2] and one.tokens == 3
 
 
-@pytest.mark.parametrize("size", PIECES)
-def test_a_stream_that_breaks_off(size):
-    stream, data = completions.PromptStream(), sse(chunk(choice("a")))
-    for at in range(0, len(data), size):
-        stream.feed(data[at:at + size])
-    with pytest.raises(UpstreamError):
-        stream.end()
+def test_a_stream_that_breaks_off():
+    def broken(arrived):
+        with pytest.raises(UpstreamError):
+            told(arrived)
+
+    however_cut(sse(chunk(choice("a"))), broken)
 
 
 def test_a_prompt_that_is_too_long():
@@ -243,8 +272,9 @@ def test_a_stream_that_nobody_asked_for():
                                        "top_logprobs": [{"text": -0.5, "error": -1}] * 2}), choice("b", "length", 1))
 
 
-@pytest.mark.parametrize("body", [b"", DONE, sse(chunk(choice("a"))), sse(chunk(choice("a"))) + sse({"error": "it died"}) + DONE])
-def test_a_stream_that_is_not_whole(body):
-    with pytest.raises(Refusal) as caught:
-        completions.write(body, read(PROMPT))
-    assert (caught.value.status, caught.value.code) == (502, "upstream_error")
+def test_a_stream_that_is_not_whole(subtests):
+    for body in [b"", DONE, sse(chunk(choice("a"))), sse(chunk(choice("a"))) + sse({"error": "it died"}) + DONE]:
+        with subtests.test(str(body)):
+            with pytest.raises(Refusal) as caught:
+                completions.write(body, read(PROMPT))
+            assert (caught.value.status, caught.value.code) == (502, "upstream_error")

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import strategies as st
 
 from dialects import embeddings
-from errors import InvalidRequest, ModelNotFound, Refusal, UpstreamError
-from test_dialect_chat import HYPO, JSON, check_refusal, sent
 from engines.fleet import Model
+from errors import InvalidRequest, ModelNotFound, Refusal, UpstreamError
+from support.dialect_tables import JSON, check_refusal, sent
 
 CHAT = Model("glm", "engine/glm")
 SMALL = Model("small", "engine/small", purpose="embedding")
@@ -60,19 +60,27 @@ def test_a_plain_ask():
     assert sent(one) == {"model": "engine/small", "input": "Hello", "encoding_format": "float"}
 
 
-@pytest.mark.parametrize("given, count", [
+INPUTS = [
     ("a", 1), ("", 1), (["a"], 1), ([""], 1), (["a", ""], 2), ([1, 2], 1), ([[1], [2, 3]], 2), (["x"] * 2048, 2048),
-    ("x" * (1 << 20), 1)], ids=lambda value: repr(value)[:20])
-def test_inputs(given, count):
-    one = read({**HELLO, "input": given})
-    assert sent(one)["input"] == given and one.extra["inputs"] == count
+    ("x" * (1 << 20), 1)]
 
 
-@pytest.mark.parametrize("given", [None, [], 1, True, {}, [None], [True], [1.5], [-1], [1, "a"], ["a", 1], [[]], [["a"]],
-                                   [[1], "a"],
-                                   [[1], 2], [[[1]]], [{"text": "a"}]], ids=repr)
-def test_inputs_that_are_none(given):
-    check_refusal(refused(input=given), "input", "input")
+def test_inputs(subtests):
+    for given, count in INPUTS:
+        with subtests.test(repr(given)[:40]):
+            one = read({**HELLO, "input": given})
+            assert sent(one)["input"] == given and one.extra["inputs"] == count
+
+
+NO_INPUTS = [None, [], 1, True, {}, [None], [True], [1.5], [-1], [1, "a"], ["a", 1], [[]], [["a"]],
+             [[1], "a"],
+             [[1], 2], [[[1]]], [{"text": "a"}]]
+
+
+def test_inputs_that_are_none(subtests):
+    for given in NO_INPUTS:
+        with subtests.test(repr(given)):
+            check_refusal(refused(input=given), "input", "input")
 
 
 def test_no_chat_is_embedded():
@@ -88,11 +96,12 @@ def test_forms(form):
     assert payload(encoding_format=form) == {"input": "Hello", "encoding_format": form or "float"}
 
 
-@pytest.mark.parametrize("form", ["", "hex", "FLOAT", "x" * 9999, 1, True, [], {}])
-def test_forms_that_are_none(form):
-    error = refused(encoding_format=form)
-    check_refusal(error, "encoding_format", "float or base64")
-    assert len(error.message) < 200
+def test_forms_that_are_none(subtests):
+    for form in ["", "hex", "FLOAT", "x" * 9999, 1, True, [], {}]:
+        with subtests.test(repr(form)[:40]):
+            error = refused(encoding_format=form)
+            check_refusal(error, "encoding_format", "float or base64")
+            assert len(error.message) < 200
 
 
 def test_dimensions_are_the_gateways():
@@ -100,9 +109,10 @@ def test_dimensions_are_the_gateways():
     assert "dimensions" not in sent(one) and one.extra["dimensions"] == 3
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, 2.0, True, "3", [], {}, 10 ** 30])
-def test_dimensions_that_are_none(value):
-    check_refusal(refused(dimensions=value), "dimensions", "positive whole number")
+def test_dimensions_that_are_none(subtests):
+    for value in [0, -1, 1.5, 2.0, True, "3", [], {}, 10 ** 30]:
+        with subtests.test(repr(value)):
+            check_refusal(refused(dimensions=value), "dimensions", "positive whole number")
 
 
 def test_what_passes():
@@ -124,7 +134,6 @@ def test_which_model():
         check_refusal(refused(model=name), "model")
 
 
-@HYPO
 @hypothesis.given(st.fixed_dictionaries({}, optional=dict.fromkeys(["input", "model", "encoding_format", "dimensions", "stream"],
                                                                    JSON)),
                   st.booleans())
@@ -157,10 +166,11 @@ def written(given, **fields):
     return json.loads(data), usage
 
 
-@pytest.mark.parametrize("given", [VECTOR, packed(VECTOR), [VECTOR]], ids=["numbers", "base64", "nested"])
-@pytest.mark.parametrize("form, expected", [("float", VECTOR), ("base64", packed(VECTOR))])
-def test_forms_of_an_answer(given, form, expected):
-    assert written(answer(given), encoding_format=form) == (answer(expected), USAGE)
+def test_forms_of_an_answer(subtests):
+    for given in [VECTOR, packed(VECTOR), [VECTOR]]:
+        for form, expected in [("float", VECTOR), ("base64", packed(VECTOR))]:
+            with subtests.test(form, given=given):
+                assert written(answer(given), encoding_format=form) == (answer(expected), USAGE)
 
 
 def test_what_is_right_is_not_touched():
@@ -172,14 +182,15 @@ def length(numbers):
     return math.sqrt(sum(number * number for number in numbers))
 
 
-@pytest.mark.parametrize("given", [VECTOR, packed(VECTOR)], ids=["numbers", "base64"])
-@pytest.mark.parametrize("form", embeddings.FORMATS)
-@pytest.mark.parametrize("dimensions", [1, 2, 3, 4])
-def test_dimensions_of_an_answer(given, form, dimensions):
-    found = written(answer(given), encoding_format=form, dimensions=dimensions)[0]["data"][0]["embedding"]
-    numbers = array("f", b64decode(found)).tolist() if form == "base64" else found
-    part = VECTOR[:dimensions]
-    assert numbers == pytest.approx([number / length(part) for number in part]) and length(numbers) == pytest.approx(1)
+def test_dimensions_of_an_answer(subtests):
+    for given in [VECTOR, packed(VECTOR)]:
+        for form in embeddings.FORMATS:
+            for dimensions in [1, 2, 3, 4]:
+                with subtests.test(form, given=given, dimensions=dimensions):
+                    found = written(answer(given), encoding_format=form, dimensions=dimensions)[0]["data"][0]["embedding"]
+                    numbers = array("f", b64decode(found)).tolist() if form == "base64" else found
+                    part = VECTOR[:dimensions]
+                    assert numbers == pytest.approx([number / length(part) for number in part]) and length(numbers) == pytest.approx(1)
 
 
 def test_nothing_has_no_length():
@@ -197,22 +208,28 @@ def test_usage():
     assert written(answer(VECTOR, usage="x"))[1] is None
 
 
-@pytest.mark.parametrize("given", [
+UNREADABLE = [
     {}, {"data": None}, {"data": []}, {"data": "x"}, answer(VECTOR, VECTOR), answer(None), answer(""), answer([]), answer({}),
     answer(5),
     {"data": [None]}, {"data": ["x"]}, {"data": [{}]}, b"data: {}\n\n",
-], ids=lambda given: str(given)[:40])
-def test_answers_that_cannot_be_read(given):
-    with pytest.raises(UpstreamError):
-        written(given)
+]
 
 
-@pytest.mark.parametrize("form", embeddings.FORMATS)
-@pytest.mark.parametrize("vector", ["!", "abc", "ü", ["a"], [None], [[1], 2], [[1], [2]], [{}], [10 ** 400], [1e39],
-                                    [math.nan, 1.0], [math.inf, -math.inf]], ids=repr)
-def test_vectors_that_cannot_be_read(vector, form):
-    with pytest.raises(UpstreamError):
-        written(answer(vector), encoding_format=form)
+def test_answers_that_cannot_be_read(subtests):
+    for given in UNREADABLE:
+        with subtests.test(str(given)[:80]), pytest.raises(UpstreamError):
+            written(given)
+
+
+NO_VECTORS = ["!", "abc", "ü", ["a"], [None], [[1], 2], [[1], [2]], [{}], [10 ** 400], [1e39],
+              [math.nan, 1.0], [math.inf, -math.inf]]
+
+
+def test_vectors_that_cannot_be_read(subtests):
+    for form in embeddings.FORMATS:
+        for vector in NO_VECTORS:
+            with subtests.test(str(vector)[:80], form=form), pytest.raises(UpstreamError):
+                written(answer(vector), encoding_format=form)
 
 
 @pytest.mark.parametrize("text", ["AAAA", packed([math.nan])])

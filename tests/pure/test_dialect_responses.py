@@ -9,16 +9,25 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from dialects.responses.custom_input import CustomInput, input_of
 from dialects.responses import OWN, Responses
-from support.engine import (DONE, chat_chunks, chunk, completion, died, llama_chunks, llama_completion, sse, tokens)
+from dialects.responses.custom_input import CustomInput, input_of
 from engines.failures import from_engine
-from errors import Overloaded, QueueFull, Refusal, UpstreamError, UpstreamTimeout
-from support.openai_schema import event_problems, problems
 from engines.fleet import Model
+from errors import Overloaded, QueueFull, Refusal, UpstreamError, UpstreamTimeout
+from support.cuts import cuts, however_cut, pieces
+from support.engine import (
+    DONE,
+    chat_chunks,
+    chunk,
+    completion,
+    died,
+    llama_chunks,
+    llama_completion,
+    sse,
+    tokens,
+)
+from support.openai_schema import event_problems, problems
 
-HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=150)
-SIZES = (1, 2, 3, 7, 128, 1 << 20)
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 SEALED = {"reasoning": {"summary": "auto"}, "include": [ENCRYPTED]}
 PNG = "data:image/png;base64,iVBORw0KGgo="
@@ -174,17 +183,21 @@ def test_later_developer_messages_stay_where_they_stand():
         user("a"), {"role": "system", "content": "b"}, user("c")]
 
 
-@pytest.mark.parametrize("item, thought", [
+REASONED = [
     ({"encrypted_content": "sealed:ba"}, "ab"),
     ({"encrypted_content": "sealed:ba", "summary": [{"type": "summary_text", "text": "other"}]}, "ab"),
     ({"encrypted_content": "gAAAA of somebody else", "content": [{"type": "reasoning_text", "text": "clear"}]}, "clear"),
     ({"content": [{"type": "reasoning_text", "text": "a"}, {"type": "text", "text": "b"}], "summary": []}, "a\nb"),
     ({"content": None, "summary": [{"type": "summary_text", "text": "short"}]}, "short"),
-    ({"encrypted_content": "gAAAA of somebody else", "summary": []}, None), ({"summary": []}, None), ({}, None)])
-def test_reasoning_comes_back(item, thought):
-    call = {"type": "function_call", "call_id": "A", "name": "f", "arguments": "{}"}
-    turn = messages(user("a"), {"type": "reasoning", "id": "rs_1", **item}, call)[1]
-    assert turn.get("reasoning_content") == thought and turn["tool_calls"][0]["id"] == "A"
+    ({"encrypted_content": "gAAAA of somebody else", "summary": []}, None), ({"summary": []}, None), ({}, None)]
+
+
+def test_reasoning_comes_back(subtests):
+    for item, thought in REASONED:
+        with subtests.test(str(item)):
+            call = {"type": "function_call", "call_id": "A", "name": "f", "arguments": "{}"}
+            turn = messages(user("a"), {"type": "reasoning", "id": "rs_1", **item}, call)[1]
+            assert turn.get("reasoning_content") == thought and turn["tool_calls"][0]["id"] == "A"
 
 
 def test_turns_of_the_model():
@@ -274,7 +287,7 @@ def test_calls_in_the_history_have_the_engine_s_names():
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
-@pytest.mark.parametrize("choice, wanted, names", [
+CHOICES = [
     (None, "auto", 4), ("auto", "auto", 4), ("none", "none", 4), ("required", "required", 4),
     ({"type": "function", "name": "get_weather"}, NAMED, 4),
     ({"type": "custom", "name": "apply_patch"}, {"type": "function", "function": {"name": "apply_patch"}}, 4),
@@ -282,10 +295,14 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
      {"type": "function", "function": {"name": "agents__spawn"}}, 4),
     ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]}, "required", 1),
     ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "agents"}, SEARCH]}, "auto", 2),
-    ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "unknown"}]}, None, 0)])
-def test_tool_choice(choice, wanted, names):
-    out = payload(body_of(tools=[WEATHER, PATCH, AGENTS], tool_choice=choice))
-    assert (out.get("tool_choice"), len(out.get("tools", []))) == (wanted, names)
+    ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "unknown"}]}, None, 0)]
+
+
+def test_tool_choice(subtests):
+    for choice, wanted, names in CHOICES:
+        with subtests.test(str(choice)):
+            out = payload(body_of(tools=[WEATHER, PATCH, AGENTS], tool_choice=choice))
+            assert (out.get("tool_choice"), len(out.get("tools", []))) == (wanted, names)
 
 
 @pytest.mark.parametrize("choice", ["auto", "none", None])
@@ -303,7 +320,7 @@ def part(**fields):
     return body_of([{"role": "user", "content": [fields]}])
 
 
-@pytest.mark.parametrize("body, param, words", [
+REFUSED = [
     ({}, "input", "input is missing"), (body_of(None), "input", "input is missing"), (body_of([]), "input", "at least one"),
     (body_of(5), "input", "must be a text or a list"), (body_of({}), "input", "must be a text or a list"),
     (body_of([{"type": "web_search_call"}, {"type": "reasoning", "summary": []}]), "input", "holds nothing"),
@@ -367,25 +384,31 @@ def part(**fields):
     (body_of(tools=[WEATHER], tool_choice={"type": "allowed_tools", "mode": "any", "tools": []}), "tool_choice", "mode"),
     (body_of(tools=[WEATHER], tool_choice={"type": "allowed_tools", "mode": "required", "tools": []}), "tool_choice", "requires"),
     (body_of(parallel_tool_calls=1), "parallel_tool_calls", "true or false"),
-], ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else None)
-def test_bad_requests(body, param, words):
-    error = refused(body)
-    assert (error.param, words in error.message) == (param, True), error.message
+]
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"input":"\xff"}', b'{"input":NaN}', b"[" * 100_000])
-def test_bodies_that_are_no_object(body):
-    assert refused(body).param is None
+def test_bad_requests(subtests):
+    for body, param, words in REFUSED:
+        with subtests.test(json.dumps(body)[:80]):
+            error = refused(body)
+            assert (error.param, words in error.message) == (param, True), error.message
 
 
-@pytest.mark.parametrize("depth", [200, 254, 300, 900, 1000, 1024, 2000])
-def test_deep_nesting_is_read_or_refused(depth):
-    for body in (body_of(tools=[{**WEATHER, "parameters": {"a": "DEEP"}}]), body_of(odd="DEEP"),
-                 body_of(text={"format": {"type": "json_schema", "name": "n", "schema": {"a": "DEEP"}}})):
-        try:
-            read(json.dumps(body).replace('"DEEP"', "[" * depth + "]" * depth).encode())
-        except Refusal as error:
-            assert error.status == 400
+def test_bodies_that_are_no_object(subtests):
+    for body in [b"", b"[]", b"{", b'{"input":"\xff"}', b'{"input":NaN}', b"[" * 100_000]:
+        with subtests.test(str(body[:20])):
+            assert refused(body).param is None
+
+
+def test_deep_nesting_is_read_or_refused(subtests):
+    for depth in [200, 254, 300, 900, 1000, 1024, 2000]:
+        with subtests.test(depth):
+            for body in (body_of(tools=[{**WEATHER, "parameters": {"a": "DEEP"}}]), body_of(odd="DEEP"),
+                         body_of(text={"format": {"type": "json_schema", "name": "n", "schema": {"a": "DEEP"}}})):
+                try:
+                    read(json.dumps(body).replace('"DEEP"', "[" * depth + "]" * depth).encode())
+                except Refusal as error:
+                    assert error.status == 400
 
 
 def test_the_engine_s_fields_have_the_client_s_names():
@@ -403,7 +426,6 @@ ODD = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.diction
 FIELDS = [*OWN, "model", "temperature", "top_p", "parallel_tool_calls", "user", "chat_template_kwargs", "frequency_penalty"]
 
 
-@HYPO
 @hypothesis.given(st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=5), st.lists(ODD, max_size=3), st.lists(ODD, max_size=3))
 def test_any_json_is_read_or_refused(fields, items, tools):
     for body in (fields, {"input": items, "tools": tools, **fields}, {"input": "Hello", **fields, "tools": tools}):
@@ -437,7 +459,7 @@ def places(value):
         yield from places(value[key])
 
 
-@hypothesis.settings(HYPO, max_examples=400)
+@hypothesis.settings(max_examples=2 * hypothesis.settings.default.max_examples)
 @hypothesis.given(st.integers(0, len(list(places(RICH))) - 1), ODD, st.booleans())
 def test_a_good_request_with_one_odd_place_is_read_or_refused(at, odd, gone):
     body = copy.deepcopy(RICH)
@@ -456,10 +478,15 @@ def test_a_good_request_with_one_odd_place_is_read_or_refused(at, odd, gone):
 
 # ---- events
 
-def fed(chunks, size=1 << 20, **fields):
-    """(the stream, its events before the last one) of a request with these fields, for these bytes of the engine."""
-    stream, data = read(body_of(stream=True, **fields)).stream, b"".join(chunks)
-    return stream, b"".join(stream.feed(data[at:at + size]) for at in range(0, len(data), size))
+def fed(arrived, **fields):
+    """(the stream, its events before the last one) of a request with these fields, for these pieces of the engine's bytes."""
+    stream = read(body_of(stream=True, **fields)).stream
+    return stream, b"".join(map(stream.feed, arrived))
+
+
+def whole(arrived, **fields):
+    stream, out = fed(arrived, **fields)
+    return out + stream.end()
 
 
 def events_of(out):
@@ -474,10 +501,9 @@ def events_of(out):
     return found
 
 
-def said(chunks, size=1 << 20, **fields):
-    """All events of a whole stream; those with a Response hold its status and output only."""
-    stream, out = fed(chunks, size, **fields)
-    return list(map(short, events_of(out + stream.end())))
+def said(chunks, **fields):
+    """All events of a whole stream, however it is cut; those with a Response hold its status and output only."""
+    return list(map(short, events_of(however_cut(b"".join(chunks), lambda arrived: whole(arrived, **fields)))))
 
 
 def short(value):
@@ -564,11 +590,11 @@ def custom_events(name, *deltas, call_id, index=0, status="completed", **more):
 
 
 def called(*calls, finish="tool_calls", usage=FIGURES):
-    """vLLM's chunks for calls [(id, name, pieces of arguments)]."""
+    """vLLM's chunks for calls [(id, name, parts of arguments)]."""
     out = [sse(chunk({"role": "assistant", "content": ""}))]
-    for n, (call_id, name, pieces) in enumerate(calls):
+    for n, (call_id, name, parts) in enumerate(calls):
         out.append(sse(chunk({"tool_calls": [{"id": call_id, "type": "function", "index": n, "function": {"name": name}}]})))
-        out += [sse(chunk({"tool_calls": [{"index": n, "function": {"arguments": piece}}]})) for piece in pieces]
+        out += [sse(chunk({"tool_calls": [{"index": n, "function": {"arguments": piece}}]})) for piece in parts]
     return [*out, sse(chunk({}, finish)), sse({"choices": [], "usage": usage}), DONE]
 
 
@@ -643,11 +669,17 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", TABLE)
-def test_events(case, size):
+def test_events(case):
     chunks, fields, wanted = TABLE[case]
-    assert said(chunks, size, **fields) == wanted
+    assert said(chunks, **fields) == wanted
+
+
+@hypothesis.given(st.sampled_from(sorted(TABLE)), st.data())
+def test_any_cuts(case, data):
+    chunks, fields, _ = TABLE[case]
+    sent = b"".join(chunks)
+    assert whole(pieces(sent, data.draw(cuts(sent))), **fields) == whole([sent], **fields)
 
 
 def test_refusals():
@@ -656,14 +688,13 @@ def test_refusals():
     place = {"item_id": ident("msg", 0), "output_index": 0, "content_index": 0}
     whole = {"id": ident("msg", 0), "type": "message", "status": "completed", "role": "assistant",
              "content": [{"type": "refusal", "refusal": "I won't."}]}
-    for size in SIZES:
-        assert said(chunks, size) == [
-            *BEGIN, {"type": "output_item.added", "output_index": 0, "item": {**whole, "status": "in_progress", "content": []}},
-            {"type": "content_part.added", **place, "part": {"type": "refusal", "refusal": ""}},
-            {"type": "refusal.delta", **place, "delta": "I "}, {"type": "refusal.delta", **place, "delta": "won't."},
-            {"type": "refusal.done", **place, "refusal": "I won't."},
-            {"type": "content_part.done", **place, "part": {"type": "refusal", "refusal": "I won't."}},
-            {"type": "output_item.done", "output_index": 0, "item": whole}, response("completed", whole)]
+    assert said(chunks) == [
+        *BEGIN, {"type": "output_item.added", "output_index": 0, "item": {**whole, "status": "in_progress", "content": []}},
+        {"type": "content_part.added", **place, "part": {"type": "refusal", "refusal": ""}},
+        {"type": "refusal.delta", **place, "delta": "I "}, {"type": "refusal.delta", **place, "delta": "won't."},
+        {"type": "refusal.done", **place, "refusal": "I won't."},
+        {"type": "content_part.done", **place, "part": {"type": "refusal", "refusal": "I won't."}},
+        {"type": "output_item.done", "output_index": 0, "item": whole}, response("completed", whole)]
 
 
 def test_a_summary_is_the_same_text_in_both_forms():
@@ -673,24 +704,21 @@ def test_a_summary_is_the_same_text_in_both_forms():
     whole = whole_thought("Let me", summary=True, sealed=True)
     text, short_text = {"type": "reasoning_text", "text": "Let me"}, {"type": "summary_text", "text": "Let me"}
     begun = {"id": whole["id"], "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
-    for size in SIZES:
-        found = said(chat_chunks("Hello", reasoning=["Let", " me"], usage=FIGURES), size, **SEALED)
-        assert found == [
-            *BEGIN, {"type": "output_item.added", "output_index": 0, "item": begun},
-            {"type": "content_part.added", **content, "part": {**text, "text": ""}},
-            {"type": "reasoning_summary_part.added", **summary, "part": {**short_text, "text": ""}},
-            *(event for delta in ("Let", " me") for event in (
-                {"type": "reasoning_text.delta", **content, "delta": delta},
-                {"type": "reasoning_summary_text.delta", **summary, "delta": delta})),
-            {"type": "reasoning_text.done", **content, "text": "Let me"}, {"type": "content_part.done", **content, "part": text},
-            {"type": "reasoning_summary_text.done", **summary, "text": "Let me"},
-            {"type": "reasoning_summary_part.done", **summary, "part": short_text},
-            {"type": "output_item.done", "output_index": 0, "item": whole}, *message_events("Hello", index=1),
-            response("completed", whole, whole_message("Hello", 1))]
+    assert said(chat_chunks("Hello", reasoning=["Let", " me"], usage=FIGURES), **SEALED) == [
+        *BEGIN, {"type": "output_item.added", "output_index": 0, "item": begun},
+        {"type": "content_part.added", **content, "part": {**text, "text": ""}},
+        {"type": "reasoning_summary_part.added", **summary, "part": {**short_text, "text": ""}},
+        *(event for delta in ("Let", " me") for event in (
+            {"type": "reasoning_text.delta", **content, "delta": delta},
+            {"type": "reasoning_summary_text.delta", **summary, "delta": delta})),
+        {"type": "reasoning_text.done", **content, "text": "Let me"}, {"type": "content_part.done", **content, "part": text},
+        {"type": "reasoning_summary_text.done", **summary, "text": "Let me"},
+        {"type": "reasoning_summary_part.done", **summary, "part": short_text},
+        {"type": "output_item.done", "output_index": 0, "item": whole}, *message_events("Hello", index=1),
+        response("completed", whole, whole_message("Hello", 1))]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_logprobs(size):
+def test_logprobs():
     def logprobs(*given):
         top = [{"token": "x", "logprob": -2.5, "bytes": [120]}]
         return {"content": [{"token": token, "logprob": -1.5, "bytes": list(token.encode()), "top_logprobs": top}
@@ -698,10 +726,10 @@ def test_logprobs(size):
 
     chunks = [chunk({"role": "assistant", "content": ""}), chunk({"reasoning": "Ok"}), chunk({}), chunk({"content": "Yes "}),
               chunk({"content": "indeed"}), chunk({}, "stop")]
-    for one, given in zip(chunks[1:], (["Ok"], ["</think>"], ["Yes", " "], ["indeed"], ["<|user|>"])):
+    for one, given in zip(chunks[1:], (["Ok"], ["</think>"], ["Yes", " "], ["indeed"], ["<|user|>"]), strict=True):
         one["choices"][0]["logprobs"] = logprobs(*given)
     asked = {"include": [LOGPROBS], "top_logprobs": 1}
-    events = said([*map(sse, chunks), DONE], size, **asked)
+    events = said([*map(sse, chunks), DONE], **asked)
     assert [[token["token"] for token in event["logprobs"]] for event in events if event["type"] == "output_text.delta"] == [
         ["Yes", " "], ["indeed"]]
     whole = events[-1]["response"][1][-1]["content"][0]["logprobs"]
@@ -720,26 +748,23 @@ def test_engines_that_mix_their_calls():
     """Pieces of an earlier call after a later one has begun: it stays open until it is whole."""
     chunks = [piece(0, {"name": "f", "arguments": '{"a'}, id="A"), piece(1, {"name": "g", "arguments": "{"}, id="B"),
               piece(0, {"arguments": '":1}'}), piece(1, {"arguments": "}"}), sse(chunk({}, "tool_calls")), DONE]
-    for size in SIZES:
-        found = said(chunks, size)
-        assert found[-1] == response("completed", whole_call("f", '{"a":1}', "A"), whole_call("g", "{}", "B", 1))
-        check_order(found)
+    found = said(chunks)
+    assert found[-1] == response("completed", whole_call("f", '{"a":1}', "A"), whole_call("g", "{}", "B", 1))
+    check_order(found)
 
 
 def test_one_id_for_two_calls():
     chunks = [piece(0, {"name": "f", "arguments": '{"a":1}'}, id="A"), piece(1, {"name": "f", "arguments": '{"a"'}, id="A"),
               piece(1, {"arguments": ":2}"}, id="A"), sse(chunk({}, "tool_calls")), DONE]
     made = "call_chatcmpl-a4d799bba2c27bd4_1"
-    for size in SIZES:
-        assert said(chunks, size)[-1] == response(
-            "completed", whole_call("f", '{"a":1}', "A"), whole_call("f", '{"a":2}', made, 1))
+    assert said(chunks)[-1] == response(
+        "completed", whole_call("f", '{"a":1}', "A"), whole_call("f", '{"a":2}', made, 1))
 
 
 def test_only_one_of_several_choices():
     chunks = [sse(chunk({"content": text}, index=index)) for index, text in enumerate(("He", "Good", "bye"))]
     chunks += [sse(chunk({"content": "llo"})), *(sse(chunk({}, "stop", index=index)) for index in (2, 1, 0)), DONE]
-    for size in SIZES:
-        assert said(chunks, size)[-1] == response("completed", whole_message("Hello"))
+    assert said(chunks)[-1] == response("completed", whole_message("Hello"))
 
 
 def test_line_ends_without_end():
@@ -785,13 +810,13 @@ DELTAS = st.one_of(*(st.fixed_dictionaries(fields) for fields in (
 FINISHES = st.sampled_from(["stop", "length", "tool_calls", "content_filter"])
 
 
-@hypothesis.settings(HYPO, max_examples=60)
-@hypothesis.given(st.lists(DELTAS, max_size=8), FINISHES, st.sampled_from(SIZES))
-def test_whatever_comes_the_events_are_in_order(deltas, finish, size):
-    chunks = [*(sse(chunk(copy.deepcopy(delta))) for delta in deltas), sse(chunk({}, finish)), DONE]
-    found = said(chunks, size, tools=[WEATHER, PATCH, AGENTS], **SEALED)
-    check_order(found)
-    assert found == said(chunks, tools=[WEATHER, PATCH, AGENTS], **SEALED)
+@hypothesis.given(st.lists(DELTAS, max_size=8), FINISHES, st.data())
+def test_whatever_comes_the_events_are_in_order(deltas, finish, data):
+    sent = b"".join([*(sse(chunk(delta)) for delta in deltas), sse(chunk({}, finish)), DONE])
+    asked = {"tools": [WEATHER, PATCH, AGENTS], **SEALED}
+    out = whole([sent], **asked)
+    check_order(list(map(short, events_of(out))))
+    assert whole(pieces(sent, data.draw(cuts(sent))), **asked) == out
 
 
 VALUE = st.one_of(st.none(), st.booleans(), st.integers(-1, 3), st.text(max_size=3), st.just([0]), st.just([]), st.just({}))
@@ -806,7 +831,6 @@ ODD_USAGE = st.fixed_dictionaries({}, optional=dict.fromkeys(
     ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details"), VALUE))
 
 
-@hypothesis.settings(HYPO, max_examples=100)
 @hypothesis.given(st.lists(st.fixed_dictionaries({"choices": st.lists(CHOICE | VALUE, max_size=2) | VALUE},
                                                  optional={"usage": ODD_USAGE | VALUE}), max_size=4), st.booleans())
 def test_odd_chunks_break_nothing_of_ours(chunks, ends):
@@ -832,20 +856,21 @@ CODES = [(UpstreamError("gone"), "server_error"), (UpstreamTimeout("silent"), "s
          (Refusal("bad image", "input"), "invalid_prompt")]
 
 
-@pytest.mark.parametrize("error, code", CODES, ids=[type(error).__name__ for error, _ in CODES])
-@pytest.mark.parametrize("count", range(8))
-def test_failure_at_each_stage(count, error, code):
-    chunks = chat_chunks("Hello there", reasoning="Let me", usage=FIGURES)
-    stream, out = fed(chunks[:count])
-    if count < 6:
-        with pytest.raises(UpstreamError):
-            stream.end()
-    response = failed(stream, out, error)
-    assert response["error"] == {"code": code, "message": error.message}
-    assert [one["type"] for one in response["output"]] == ["reasoning", "message"][:(count > 1) + (count > 3)]
-    said = 0 if count < 2 else min(count - 1, 5)
-    assert response["usage"]["output_tokens"] == (said if count < 7 else 9)
-    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == (min(said, 2) if count < 7 else 3)
+def test_failure_at_each_stage(subtests):
+    for error, code in CODES:
+        for count in range(8):
+            with subtests.test(type(error).__name__, count=count):
+                chunks = chat_chunks("Hello there", reasoning="Let me", usage=FIGURES)
+                stream, out = fed(chunks[:count])
+                if count < 6:
+                    with pytest.raises(UpstreamError):
+                        stream.end()
+                response = failed(stream, out, error)
+                assert response["error"] == {"code": code, "message": error.message}
+                assert [one["type"] for one in response["output"]] == ["reasoning", "message"][:(count > 1) + (count > 3)]
+                said = 0 if count < 2 else min(count - 1, 5)
+                assert response["usage"]["output_tokens"] == (said if count < 7 else 9)
+                assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == (min(said, 2) if count < 7 else 3)
 
 
 def test_what_is_still_open_when_it_fails_is_incomplete():
@@ -885,18 +910,19 @@ SAID = {"text": {}, "thought": {"reasoning": "Let me think"},
         "cut": {"finish": "length"}}
 
 
-@pytest.mark.parametrize("makers", [(completion, chat_chunks), (llama_completion, llama_chunks)], ids=["vLLM", "llama.cpp"])
-@pytest.mark.parametrize("case", SAID)
-@pytest.mark.parametrize("fields", [{}, SEALED], ids=["", "sealed"])
-def test_plain_and_terminal_are_equal(case, makers, fields):
-    fields, plain = {"tools": [WEATHER, PATCH], **fields}, makers[0](**SAID[case], usage=FIGURES)
-    data, usage = DIALECT.write(plain, read(body_of(**fields)))
-    stream, out = fed(makers[1](**SAID[case], usage=FIGURES), **fields)
-    terminal = events_of(out + stream.end())[-1]["response"]
-    calls = lambda response: [one.pop("call_id", None) for one in response["output"]]       # noqa: E731, they are random here
-    whole = json.loads(data)
-    assert problems("Response", whole) == [] and calls(whole) is not calls(terminal)
-    assert whole == terminal and whole["usage"] == USAGE and usage == FIGURES
+def test_plain_and_terminal_are_equal(subtests):
+    for makers in [(completion, chat_chunks), (llama_completion, llama_chunks)]:
+        for case in SAID:
+            for fields in [{}, SEALED]:
+                with subtests.test(case, engine=makers[0].__name__, sealed=bool(fields)):
+                    fields, plain = {"tools": [WEATHER, PATCH], **fields}, makers[0](**SAID[case], usage=FIGURES)
+                    data, usage = DIALECT.write(plain, read(body_of(**fields)))
+                    stream, out = fed(makers[1](**SAID[case], usage=FIGURES), **fields)
+                    terminal = events_of(out + stream.end())[-1]["response"]
+                    calls = lambda response: [one.pop("call_id", None) for one in response["output"]]       # noqa: E731, they are random here
+                    whole = json.loads(data)
+                    assert problems("Response", whole) == [] and calls(whole) is not calls(terminal)
+                    assert whole == terminal and whole["usage"] == USAGE and usage == FIGURES
 
 
 def test_a_stream_that_nobody_asked_for():
@@ -988,25 +1014,29 @@ def inside(pieces):
     return json.loads(b'"' + b"".join(deltas) + b'"'), one.found
 
 
-@HYPO
-@hypothesis.given(st.text(alphabet=st.sampled_from('ab"\\\n\té🌍\x00/u{}d8')), st.booleans(), st.integers(1, 9),
-                  st.sampled_from(["", " ", "\n "]))
-def test_the_text_of_a_custom_tool_in_pieces(text, ascii, size, space):
+@hypothesis.given(st.text(alphabet=st.sampled_from('ab"\\\n\té🌍\x00/u{}d8')), st.booleans(),
+                  st.sampled_from(["", " ", "\n "]), st.data())
+def test_the_text_of_a_custom_tool_in_pieces(text, ascii, space, data):
     raw = f'{space}{{{space}"input"{space}:{space}{json.dumps(text, ensure_ascii=ascii)}{space}}}'
-    assert inside([raw[at:at + size] for at in range(0, len(raw), size)]) == (text, True)
+    assert inside(pieces(raw, data.draw(cuts(raw)))) == (text, True)
 
 
-@pytest.mark.parametrize("raw, text", [
+WRONG_INPUTS = [
     ('{"input": "a\nb\tc"}', "a\nb\tc"), (r'{"input": "\d \x \u12"}', r"\d \x \u12"), (r'{"input": "\ud83d"}', "\ufffd"),
-    (r'{"input": "\ude00\ud83d\ude00"}', "\ufffd😀"), ('{"input": "a", "b": "c"}', "a"), ('{"input": "open', "open")])
-@pytest.mark.parametrize("size", SIZES)
-def test_what_models_get_wrong_in_it(raw, text, size):
-    assert inside([raw[at:at + size] for at in range(0, len(raw), size)])[0] == text
+    (r'{"input": "\ude00\ud83d\ude00"}', "\ufffd😀"), ('{"input": "a", "b": "c"}', "a"), ('{"input": "open', "open")]
 
 
-@pytest.mark.parametrize("raw, text", [
+def test_what_models_get_wrong_in_it():
+    assert [(raw, however_cut(raw, inside)[0]) for raw, _ in WRONG_INPUTS] == WRONG_INPUTS
+
+
+OTHER_INPUTS = [
     ('{"patch": "a"}', "a"), ('"a"', "a"), ("plain words", "plain words"), ('{"a": "b", "input": "c"}', "c"), ("", ""),
     ('{"a": "b", "c": "d"}', '{"a": "b", "c": "d"}'), ('{"input": 5}', '{"input": 5}'), ("[1]", "[1]"), ("{}", "{}"),
-    ("null", "null")])
-def test_other_forms_of_it(raw, text):
-    assert input_of(raw) == text and inside([raw]) == ("", False)
+    ("null", "null")]
+
+
+def test_other_forms_of_it(subtests):
+    for raw, text in OTHER_INPUTS:
+        with subtests.test(raw):
+            assert input_of(raw) == text and inside([raw]) == ("", False)

@@ -1,42 +1,69 @@
-"""The house's rules: what is pure stays pure, arrows run one way, functions fit on a page."""
+"""The house's rules: what is pure stays pure, arrows run one way, and the text reads as one hand's.
+
+Each rule is one test, whose message lists every place that breaks it. `code` is what is counted against: lines that are
+neither blank nor a comment.
+"""
 import ast
 import re
-import subprocess
-import sys
-from pathlib import Path
+from functools import cache
 
-import pytest
+from support import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-PURE = ["stream", "admission", "reasoning", "errors",
-        *sorted(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-                for path in (ROOT / "dialects").rglob("*.py"))]
-NOT_PURE = {"gevent", "socket", "ssl", "select", "selectors", "time", "threading", "subprocess", "asyncio", "requests",
-            "urllib3", "random", "secrets"}
-EFFECTS = {"gevent", "requests", "urllib3", "gunicorn", "flask", "peewee"}
-LINES = 45
-LONGER = {}                                         # function -> its lines, where there is a reason
+WIDTH, LINES, SHORT = 100, 45, 10                   # columns; lines of a function; lines that need no docstring
+CONDITIONALS, TUPLES = 2, 1                         # at most, for each 100 lines of code
+
+PRODUCT_NOT = ("tests", "bench", "node_modules", "build", "dist")
+PURE_FILES = ["stream.py", "admission.py", "reasoning.py", "errors.py", "dialects/**/*.py"]
+ACTS = {"gevent", "socket", "ssl", "select", "selectors", "time", "threading", "subprocess", "asyncio", "requests",
+        "urllib3", "random", "secrets"}
+HEAVY = {"gevent", "requests", "urllib3", "gunicorn", "flask", "peewee"}
+CLOCKS = {"monotonic", "time", "sleep", "now", "utcnow", "perf_counter"}
+
+# `import x as y` where the other name says more than the own one, and why.
+RENAMED = {}
+# A product's name in a line of the product, and why it may stand there.
+NAMED = {
+    "No vLLM at hand?": "a word for people, on the start screen",
+    '"SPARKS_VLLM_VENV"': "a variable that the tests read",
+}
 
 
 def sources():
-    """Our modules: not the tests, nor what was installed or built here."""
-    others = ("tests", "node_modules", "build", "dist")
-    folders = [folder for folder in ROOT.iterdir() if folder.is_dir() and folder.name not in others
+    """The product's files: not the tests, nor what was installed or built here."""
+    folders = [folder for folder in ROOT.iterdir() if folder.is_dir() and folder.name not in PRODUCT_NOT
                and not folder.name.startswith((".", "_"))]
     return sorted([*ROOT.glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))])
-
-
-SOURCES = sources()
-TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 def module(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-TREES = {module(path): ast.parse(path.read_bytes(), str(path)) for path in SOURCES}
+FILES = {module(path): path for path in sources()}
+TREES = {name: ast.parse(path.read_bytes(), str(path)) for name, path in FILES.items()}
+PURE = {module(path) for pattern in PURE_FILES for path in ROOT.glob(pattern)}
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+def place(name, node):
+    return f"{FILES[name].relative_to(ROOT)}:{node.lineno}"
+
+
+NODES = [(name, node) for name, tree in TREES.items() for node in ast.walk(tree)]
+
+
+def nodes(*kinds):
+    """(module, node) of all of the product."""
+    return [(name, node) for name, node in NODES if isinstance(node, kinds)]
+
+
+def shown(title, offenders):
+    return "\n".join([f"{title}: {len(offenders)}", *map(str, offenders)])
+
+
+# ---- who imports whom
+
+@cache
 def imports(name):
     """The modules that a module's own statements import, wherever they stand."""
     found = set()
@@ -51,36 +78,45 @@ def imports(name):
 
 def own(name):
     """Those of them that are ours."""
-    return {part for part in imports(name) if part in TREES}
+    return imports(name) & TREES.keys()
 
 
 def package(name):
     return name.partition(".")[0]
 
 
-# ---- purity
+def reachable(name):
+    """All that is loaded with a module: what it imports, and what that imports, as far as it is ours."""
+    found, ahead = set(), [name]
+    while ahead:
+        for part in imports(ahead.pop()) - found:
+            found.add(part)
+            if part in TREES:
+                ahead.append(part)
+    return found
 
-@pytest.mark.parametrize("name", PURE)
-def test_pure_modules_import_nothing_that_acts(name):
-    assert not {package(part) for part in imports(name)} & NOT_PURE
+
+def test_pure_modules_are_there():
+    assert {"stream", "admission", "reasoning", "errors", "dialects", "dialects.chat"} <= PURE
+
+
+def test_pure_modules_import_nothing_that_acts():
+    offenders = [f"{name} imports {part}" for name in sorted(PURE) for part in imports(name) if package(part) in ACTS]
+    assert not offenders, shown("pure modules take clocks, sockets and randomness as arguments", offenders)
 
 
 def test_what_is_pure_brings_nothing_that_acts():
     """Also by way of others: no event loop, no HTTP, no database is loaded by loading all of it."""
-    code = f"import sys, {', '.join(PURE)}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
-                          timeout=30)
-    assert not {package(name) for name in done.stdout.split()} & EFFECTS
+    offenders = [f"{name} loads {part}" for name in sorted(PURE) for part in reachable(name) if package(part) in HEAVY]
+    assert not offenders, shown("pure modules load", offenders)
 
 
 def test_admission_and_stream_read_no_clock():
     """Their clock is passed in."""
-    for name in ("stream", "admission"):
-        attributes = {node.attr for node in ast.walk(TREES[name]) if isinstance(node, ast.Attribute)}
-        assert not attributes & {"monotonic", "time", "sleep", "now", "utcnow", "perf_counter"}
+    offenders = [f"{place(name, node)} .{node.attr}" for name, node in nodes(ast.Attribute)
+                 if name in ("stream", "admission") and node.attr in CLOCKS]
+    assert not offenders, shown("a clock is read", offenders)
 
-
-# ---- arrows
 
 # What may import what of ours, room by room; a module at the top is a room of its own. Everything may read settings and
 # errors, and its own room.
@@ -105,7 +141,8 @@ ARROWS = {
     "front": {"call", "dialects", "pages", "store", "stream", "loop", "tcp"},
     "sparks": {"front", "engines", "engines.local", "store", "call", "keys", "admission", "log", "metrics"},
 }
-FREE = ("errors", "settings")
+FREE = {"errors", "settings"}
+COMMAND = "sparks"                                  # what ./run.sh starts
 
 
 def room(name):
@@ -113,12 +150,14 @@ def room(name):
     return "engines.local" if name.startswith("engines.local") else package(name)
 
 
-@pytest.mark.parametrize("name", TREES)
-def test_arrows(name):
-    allowed = ARROWS.get(room(name))
-    if allowed is not None:
-        strange = [part for part in own(name) if not {part, room(part)} & {*allowed, *FREE, room(name)}]
-        assert not strange
+def test_arrows():
+    offenders = [f"{name} imports {part}" for name in TREES for part in own(name)
+                 if not {part, room(part)} & {*ARROWS.get(room(name), ()), *FREE, room(name)}]
+    assert not offenders, shown("arrows that ARROWS does not have", offenders)
+
+
+def test_every_room_has_its_arrows():
+    assert {room(name) for name in TREES} == ARROWS.keys()
 
 
 def test_no_circles():
@@ -137,54 +176,151 @@ def test_no_circles():
 
 
 def test_call_and_dialects_do_not_know_each_other():
-    assert not [part for part in own("call") if package(part) == "dialects"]
-    assert not [name for name in TREES if package(name) == "dialects" and "call" in own(name)]
+    assert "call" in TREES and "dialects.chat" in TREES
+    offenders = [f"{name} loads {part}" for name in TREES for part in reachable(name)
+                 if {package(name), package(part)} == {"call", "dialects"}]
+    assert not offenders, shown("call and dialects", offenders)
 
 
-def test_nobody_imports_the_app():
-    assert not [name for name in TREES if "sparks" in own(name)]
-
-
-# ---- the text itself
-
-@pytest.mark.parametrize("path", [*SOURCES, *TESTS], ids=lambda path: str(path.relative_to(ROOT)))
-def test_compiles_on_the_oldest_python(path):
-    ast.parse(path.read_bytes(), str(path), feature_version=(3, 11))
-
-
-def test_functions_fit_on_a_page():
-    long = {f"{name}.{node.name}": node.end_lineno - node.lineno + 1 for name,
-            tree in TREES.items() for node in ast.walk(tree)
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno - node.lineno >= LINES}
-    assert long == LONGER
-
-
-@pytest.mark.parametrize("name", TREES)
-def test_modules_say_what_they_are_about(name):
-    assert ast.get_docstring(TREES[name]) or not TREES[name].body
-
-
-# ---- kinds of engines
-
-# The modules that may name an engine's maker, and how many lines of words for people others have.
-MAKERS = ("engines/kinds.py", "engines/local/")
-NAMING = {
-    "front/screen.py": 1,                           # the start screen: how to start one
-    "settings.py": 1,                               # SPARKS_VLLM_VENV, which the tests read
-}
-
-
-def test_what_differs_between_engines_stands_in_one_place():
-    """So that a new kind of engine is a class in engines/kinds.py, and nothing else."""
-    found = {}
-    for path in SOURCES:
-        name = str(path.relative_to(ROOT))
-        lines = [line for line in path.read_text().splitlines() if re.search("vllm|llama", line, re.IGNORECASE)]
-        if len(lines) > NAMING.get(name, 0) and not name.startswith((*MAKERS, "bench/")):
-            found[name] = lines
-    assert found == {}
+def test_nobody_imports_the_command():
+    assert f'"$home/{COMMAND}.py"' in (ROOT / "run.sh").read_text() and COMMAND in TREES
+    offenders = [name for name in TREES if COMMAND in imports(name)]
+    assert not offenders, shown(f"{COMMAND} is a command, which acts when it is imported", offenders)
 
 
 def test_engines_and_images_share_one_trust():
     """requests brings a store of its own, and reads proxies and ~/.netrc."""
-    assert not [name for name in TREES if {package(part or "") for part in imports(name)} & {"requests", "certifi"}]
+    offenders = [f"{name} imports {part}" for name in TREES for part in imports(name) if package(part) in ("requests", "certifi")]
+    assert not offenders, shown("another store of certificates", offenders)
+
+
+# ---- the text itself
+
+def code(path):
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
+    return sum(bool(line) and not line.startswith("#") for line in lines)
+
+
+CODE = {name: code(path) for name, path in FILES.items()}
+
+
+def assert_rare(found, most, what):
+    """At most so many for each 100 lines of all the product's code; the message begins with the worst modules."""
+    total = 100 * len(found) / sum(CODE.values())
+    counts = {name: sum(other == name for other, _ in found) for name in TREES}
+    worst = sorted(counts, key=lambda name: counts[name] - most * CODE[name] / 100, reverse=True)
+    lines = [f"{FILES[name].relative_to(ROOT)}: {counts[name]} in {CODE[name]} lines of code" for name in worst[:15]
+             if 100 * counts[name] > most * CODE[name]]
+    assert total <= most, shown(f"{what}: {total:.2f} for each 100 lines of code, at most {most}. The worst modules", lines)
+
+
+def test_conditional_expressions_are_rare():
+    assert_rare(nodes(ast.IfExp), CONDITIONALS, "conditional expressions")
+
+
+def test_assignments_of_tuples_are_rare():
+    """`a, b = f()` is none: there is a tuple on both sides."""
+    found = [(name, node) for name, node in nodes(ast.Assign) if isinstance(node.value, ast.Tuple)
+             and any(isinstance(target, ast.Tuple) for target in node.targets)]
+    assert_rare(found, TUPLES, "assignments of tuples")
+
+
+def test_no_conditional_expression_inside_another():
+    offenders = [place(name, node) for name, node in nodes(ast.IfExp)
+                 if any(isinstance(part, ast.IfExp) for part in ast.walk(node) if part is not node)]
+    assert not offenders, shown("nested conditional expressions", offenders)
+
+
+def test_lines_are_not_wide():
+    offenders = [f"{path.relative_to(ROOT)}:{number}" for path in FILES.values()
+                 for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1) if len(line) > WIDTH]
+    assert not offenders, shown(f"lines of more than {WIDTH} columns", offenders)
+
+
+def test_functions_fit_on_a_page():
+    offenders = [f"{place(name, node)} {node.name}" for name, node in nodes(*FUNCTIONS) if length(node) > LINES]
+    assert not offenders, shown(f"functions of more than {LINES} lines", offenders)
+
+
+def test_long_functions_have_a_docstring():
+    offenders = [f"{place(name, node)} {node.name}" for name, node in nodes(*FUNCTIONS)
+                 if length(node) > SHORT and not ast.get_docstring(node)]
+    assert not offenders, shown(f"functions of more than {SHORT} lines without a docstring", offenders)
+
+
+def length(function):
+    return function.end_lineno - function.lineno + 1
+
+
+def test_modules_say_what_they_are_about():
+    offenders = [name for name, tree in TREES.items() if tree.body and not ast.get_docstring(tree)]
+    assert not offenders, shown("modules without a docstring", offenders)
+
+
+def test_no_method_is_chosen_by_a_computed_name():
+    offenders = [place(name, node) for name, node in nodes(ast.Call) if is_call(node.func, "getattr")
+                 and is_self(node.func.args[0]) and not isinstance(node.func.args[1], ast.Constant)]
+    assert not offenders, shown("getattr(self, name)(...)", offenders)
+
+
+def test_several_searches_are_a_loop():
+    """`next(...) or next(...)` is one that must be read four times."""
+    offenders = [place(name, node) for name, node in nodes(ast.BoolOp)
+                 if sum(is_call(value, "next") for value in node.values) > 1]
+    assert not offenders, shown("next(...) or next(...)", offenders)
+
+
+def is_call(node, name):
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
+def is_self(node):
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def test_names_need_no_other_name():
+    """`import x as y` only where RENAMED gives a reason; what is listed there and gone is to go, too."""
+    found = set()
+    for name, node in nodes(ast.Import, ast.ImportFrom):
+        origin = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        found |= {f"{FILES[name].relative_to(ROOT)}: {origin}{alias.name} as {alias.asname}" for alias in node.names
+                  if alias.asname}
+    assert found == RENAMED.keys(), shown("import as, without a reason or with one for nothing",
+                                          sorted(found ^ RENAMED.keys()))
+
+
+def test_what_differs_between_engines_stands_in_one_place():
+    """engines/kinds.py knows the kinds of engines, engines/local starts one of them; nobody else names them."""
+    offenders = []
+    for path in FILES.values():
+        where = str(path.relative_to(ROOT))
+        if where == "engines/kinds.py" or where.startswith("engines/local/"):
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+            if re.search("vllm|llama", line, re.I) and not any(words in line for words in NAMED):
+                offenders.append(f"{where}:{number}: {line.strip()}")
+    assert not offenders, shown("kinds of engines by name", offenders)
+
+
+# ---- the tests
+
+def test_test_modules_stand_alone():
+    """What several share is in tests/support and in conftest.py; nobody edits sys.path, or imports a fixture."""
+    rule = re.compile(r"^\s*(from|import) (test_|conftest\b|tests\.)|\bsys\.path\b|noqa: F401|noqa: F811", re.M)
+    offenders = []
+    for path in sorted((ROOT / "tests").glob("*/test_*.py")):
+        if path.name != "test_house.py":
+            offenders += [f"{path.relative_to(ROOT)}: {found[0].strip()}" for found in rule.finditer(path.read_text())]
+    assert not offenders, shown("tests that lean on each other", offenders)
+
+
+def test_pure_tests_start_nothing():
+    offenders = []
+    for path in sorted((ROOT / "tests/pure").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            offenders += [f"{path.relative_to(ROOT)}:{node.lineno} {name}" for name in names
+                          if package(name) in {"subprocess", "socket", "threading", "gevent", "multiprocessing"}
+                          or name in ("support.gateway", "support.processes", "support.node", "support.client")]
+    assert not offenders, shown("tests/pure holds nothing but tables; tests/server and tests/clients start things", offenders)

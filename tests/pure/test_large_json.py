@@ -1,37 +1,55 @@
 """Large bodies: what is taken out comes back as it was, however the bytes arrive."""
 import json
-import random
 import time
+from contextlib import contextmanager
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
-from front import large_json
 from dialects import messages
 from errors import InvalidRequest
-from front.large_json import HEAD, Abridged
-from test_dialect_messages import Fleet
+from front import large_json
+from front.large_json import HEAD, LONG, Abridged
+from support.cuts import cuts, however_cut, pieces
+from support.dialect_tables import Fleet
 
 IMAGE = "data:image/png;base64," + "iVBORw0KGgoAAAANSUhEUgAA" * 4000
-PIECES = (1, 2, 3, 7, 128, 1 << 20)
 
 
-def fed(body, size=1 << 20, mark="mark"):
+def fed(*arrived, mark="mark"):
+    """A body that arrives in these pieces."""
     one = Abridged(mark)
-    for at in range(0, len(body), size):
-        one.feed(body[at:at + size])
+    for data in arrived:
+        one.feed(data)
     return one
 
 
-@pytest.mark.parametrize("size", PIECES)
-def test_an_image_is_taken_out_and_comes_back(size):
+def there_and_back(arrived):
+    """(what is left of a body, the body again)."""
+    one = fed(*arrived)
+    text = one.text()
+    json.loads(text)
+    return text, b"".join(one.restore(text))
+
+
+@contextmanager
+def short_is_long():
+    """Strings of 81 bytes are taken out, so that every place of a body can be cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"LONG": 80, "HEAD": 32, "SHORT": large_json.shorter(80)}.items():
+            patch.setattr(large_json, name, value)
+        yield
+
+
+def test_an_image_is_taken_out_and_comes_back():
     body = json.dumps({"model": "m", "url": IMAGE, "n": [1, {"a": "b"}]}).encode()
-    one = fed(body, size)
-    value = json.loads(one.text())
+    text, back = however_cut(body, there_and_back)
+    value = json.loads(text)
     assert value["url"].startswith("data:image/png;base64,") and len(value["url"]) < HEAD + 20
-    assert (value["model"], value["n"]) == ("m", [1, {"a": "b"}])
+    assert (value["model"], value["n"]) == ("m", [1, {"a": "b"}]) and back == body
     value["model"] = "other"
-    back = json.loads(b"".join(one.restore(json.dumps(value, ensure_ascii=False).encode())))
+    back = json.loads(b"".join(fed(body).restore(json.dumps(value, ensure_ascii=False).encode())))
     assert back == {"model": "other", "url": IMAGE, "n": [1, {"a": "b"}]}
 
 
@@ -46,57 +64,65 @@ def test_tool_arguments_stay():
     assert fed(body).text() == body
 
 
-@pytest.mark.parametrize("text", [
-    "\\" * 30_000, '"' * 30_000, "é" * 20_000, "😀" * 10_000, "\n" * 30_000, "a" * 20_000 + "\\", 'a\\"' * 10_000,
-    "\u2028" * 10_000, "x" * 16_384, "x" * 16_385])
-@pytest.mark.parametrize("ascii", [True, False])
-@pytest.mark.parametrize("size", [1, 7, 1 << 20])
-def test_any_text_comes_back(text, ascii, size):
-    body = json.dumps({"a": text, "b": [text, 1]}, ensure_ascii=ascii).encode()
-    one = fed(body, size)
-    json.loads(one.text())
-    assert b"".join(one.restore(one.text())) == body
+def bodies(long):
+    """Bodies whose texts are just as long as that, one longer, or hard to cut."""
+    for text in ("\\" * 2 * long, '"' * 2 * long, "é" * long, "😀" * long, "\n" * 2 * long, "a" * long + "\\", 'a\\"' * long,
+                 "\u2028" * long, "x" * long, "x" * (long + 1)):
+        for ascii in (True, False):
+            yield json.dumps({"a": text, "b": [text, 1]}, ensure_ascii=ascii).encode()
 
 
-@pytest.mark.parametrize("levels", [1, 2, 3])
-@pytest.mark.parametrize("text", ["x" * 20_000, 'say "hi"\n\\ é 🌍 \u2028' * 2000, "\\" * 30_000, '"' * 30_000])
-def test_an_object_that_became_a_string_gets_its_texts_back(text, levels):
-    one = fed(json.dumps({"input": {"a": text, "b": "c"}}).encode())
-    value = json.loads(one.text())
-    for _ in range(levels):
-        value = {"arguments": json.dumps(value, ensure_ascii=False)}
-    back = json.loads(b"".join(one.restore(json.dumps(value, ensure_ascii=False).encode())))
-    for _ in range(levels):
-        back = json.loads(back["arguments"])
-    assert back == {"input": {"a": text, "b": "c"}}
+def test_any_text_comes_back(subtests):
+    for body in bodies(LONG):
+        with subtests.test(str(body[:20])):
+            text, back = there_and_back([body])
+            assert back == body and there_and_back(pieces(body, range(7, len(body), 7))) == (text, body)
 
 
-@given(st.recursive(st.text(max_size=200) | st.integers() | st.none(),
+def test_any_text_comes_back_however_it_is_cut(subtests):
+    with short_is_long():
+        for body in bodies(80):
+            with subtests.test(str(body[:20])):
+                assert however_cut(body, there_and_back)[1] == body
+
+
+TEXTS = ["x" * 20_000, 'say "hi"\n\\ é 🌍 \u2028' * 2000, "\\" * 30_000, '"' * 30_000]
+
+
+def test_an_object_that_became_a_string_gets_its_texts_back(subtests):
+    for levels in [1, 2, 3]:
+        for text in TEXTS:
+            with subtests.test(text[:20], levels=levels):
+                one = fed(json.dumps({"input": {"a": text, "b": "c"}}).encode())
+                value = json.loads(one.text())
+                for _ in range(levels):
+                    value = {"arguments": json.dumps(value, ensure_ascii=False)}
+                back = json.loads(b"".join(one.restore(json.dumps(value, ensure_ascii=False).encode())))
+                for _ in range(levels):
+                    back = json.loads(back["arguments"])
+                assert back == {"input": {"a": text, "b": "c"}}
+
+
+LONG_TEXTS = st.builds(lambda unit, count: unit * count, st.text(max_size=4), st.integers(20, 90))
+
+
+@given(st.recursive(st.text(max_size=20) | LONG_TEXTS | st.integers() | st.none(),
                     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=120), inner, max_size=4)),
-       st.booleans(), st.integers(0, 1 << 30))
-@settings(max_examples=300, deadline=None, derandomize=True)
-def test_any_json_comes_back(value, ascii, seed):
+       st.booleans(), st.data())
+def test_any_json_comes_back(value, ascii, data):
     body = json.dumps(value, ensure_ascii=ascii).encode("utf-8", "surrogatepass")
-    before = large_json.LONG, large_json.HEAD, large_json.SHORT
-    large_json.LONG, large_json.HEAD, large_json.SHORT = 80, 32, large_json.shorter(80)
-    try:
-        one, at, chance = Abridged("m"), 0, random.Random(seed)
-        while at < len(body):
-            step = chance.choice((1, 2, 5, 40))
-            one.feed(body[at:at + step])
-            at += step
-        text = one.text()
-        json.loads(text)
-        assert b"".join(one.restore(text)) == body
-    finally:
-        large_json.LONG, large_json.HEAD, large_json.SHORT = before
+    with short_is_long():
+        text, back = there_and_back(pieces(body, data.draw(cuts(body))))
+        assert back == body and text == fed(body).text()
 
 
-@pytest.mark.parametrize("body", [b'{"a":"' + b"x" * 20_000 + b'\xff"}', b'{"a":"' + b"x" * 20_000 + b'\xc3'])
-@pytest.mark.parametrize("size", [1, 1 << 20])
-def test_bad_utf8_is_seen_in_what_is_taken_out(body, size):
-    with pytest.raises(InvalidRequest, match="UTF-8"):
-        fed(body, size).text()
+@pytest.mark.parametrize("end", [b'\xff"}', b'\xc3', b'\xc3x\xa9"}'])
+def test_bad_utf8_is_seen_in_what_is_taken_out(end):
+    def refused(arrived):
+        with pytest.raises(InvalidRequest, match="UTF-8"):
+            fed(*arrived).text()
+
+    however_cut(b'{"a":"' + b"x" * 20_000 + end, refused)
 
 
 def test_lone_surrogates_stay_for_the_parser():

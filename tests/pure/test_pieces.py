@@ -3,17 +3,15 @@ import json
 
 import pytest
 
-from support.engine import chat_chunks, llama_chunks
 from errors import UpstreamError
+from support.cuts import however_cut
+from support.engine import chat_chunks, llama_chunks
 from support.plain_dialect import PlainStream
 
-PIECES = (1, 2, 3, 7, 128, 1 << 20)
 
-
-def fed(events, size=1 << 20):
-    data, stream = b"".join(events), PlainStream()
-    out = b"".join(stream.feed(data[at:at + size]) for at in range(0, len(data), size))
-    return stream, out
+def fed(arrived):
+    stream = PlainStream()
+    return stream, b"".join(map(stream.feed, arrived))
 
 
 def said(out):
@@ -29,20 +27,24 @@ def said(out):
     return found
 
 
-@pytest.mark.parametrize("size", PIECES)
+def whole(arrived):
+    stream, out = fed(arrived)
+    return out, stream.usage, stream.end()
+
+
 @pytest.mark.parametrize("chunks", [chat_chunks, llama_chunks])
-def test_reasoning_text_finish_usage(chunks, size):
-    stream, out = fed(chunks('Say "hi"\n\\ ü 🌍 \u2028', reasoning="Let me think", usage=True), size)
+def test_reasoning_text_finish_usage(chunks):
+    sent = b"".join(chunks('Say "hi"\n\\ ü 🌍 \u2028', reasoning="Let me think", usage=True))
+    out, usage, end = however_cut(sent, whole)
     found = said(out)
     assert found[:3] == [("reasoning", "Let me think"), ("text", 'Say "hi"\n\\ ü 🌍 \u2028'), ("finish", "stop")]
-    assert found[3][0] == "usage" and found[3][1]["prompt_tokens"] == stream.usage["prompt_tokens"]
-    assert stream.end() == b"event: end\ndata: {}\n\n"
+    assert found[3][0] == "usage" and found[3][1]["prompt_tokens"] == usage["prompt_tokens"]
+    assert end == b"event: end\ndata: {}\n\n"
 
 
-@pytest.mark.parametrize("size", PIECES)
-def test_leaked_thinking_and_calls(size):
-    stream, out = fed(chat_chunks(["<thi", "nk>hm</think>\n\nwell"], tools=[("f", {"a": 1}), ("g", {})]), size)
-    found = said(out)
+def test_leaked_thinking_and_calls():
+    sent = b"".join(chat_chunks(["<thi", "nk>hm</think>\n\nwell"], tools=[("f", {"a": 1}), ("g", {})]))
+    found = said(however_cut(sent, whole)[0])
     assert found[:2] == [("reasoning", "hm"), ("text", "well")]
     calls = [value for kind, value in found if kind == "tool"]
     assert [call["index"] for call in calls if "name" in call["function"]] == [0, 1]

@@ -49,7 +49,7 @@ def translated(payload, table="glm"):
     before = copy.deepcopy(TABLES)
     payload = copy.deepcopy(payload)
     assert translate(payload, table) is None
-    assert TABLES == before
+    assert before == TABLES
     return payload
 
 

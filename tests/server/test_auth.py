@@ -1,4 +1,5 @@
 """Who comes in: keys and the edge, on the real server."""
+import os
 import re
 import select
 import socket
@@ -10,8 +11,10 @@ from threading import Event
 
 import pytest
 
-from conftest import ROOT, Gateway, clean_environment
+from support import ROOT
 from support.engine import Head, Wait, chat_chunks
+from support.gateway import Gateway, add_key
+from support.processes import clean_environment, wait_until
 
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -195,6 +198,16 @@ def test_keys_are_read_while_somebody_writes(shared):
         writer.close()
 
 
+def test_another_database_in_its_place_is_used(gateway, engine, tmp_path):
+    front = gateway()
+    key = add_key("restored", tmp_path / "backup.db")
+    os.replace(tmp_path / "backup.db", front.db)
+    for part in ("-wal", "-shm"):
+        front.db.with_name(front.db.name + part).unlink(missing_ok=True)
+    wait_until(lambda: front.client(key).get("/v1/models").status == 200, 5)
+    assert front.client().get("/v1/models").status == 401
+
+
 # ---- the log
 
 def test_no_key_in_the_log(shared):
@@ -290,6 +303,12 @@ def test_without_a_secret_the_header_is_nothing(shared):
     assert shared.client().get("/v1/models", {"x-sparks-edge": "anything"}).status == 200
 
 
+@pytest.mark.parametrize("other", ["X-Forwarded-Protocol: https", "X-Forwarded-Ssl: off"])
+def test_a_proxys_scheme_headers(shared, other):
+    name, _, value = other.partition(": ")
+    assert shared.client().get("/v1/models", {"X-Forwarded-Proto": "https", name: value}).status == 200
+
+
 # ---- x-request-id
 
 ANYTHING = [("GET", "/healthz", None, 200), ("GET", "/help", None, 200), ("HEAD", "/help", None, 200),
@@ -354,3 +373,14 @@ def test_idle_connection_costs_nothing(shared):
     finally:
         for sock in idle:
             sock.close()
+
+
+def test_a_key_as_request_id_is_not_kept(shared):
+    answer = shared.client().post(CHAT, ASK, {"X-Request-Id": shared.key})
+    assert answer.headers["x-request-id"] != shared.key and shared.key not in shared.gateway.log
+
+
+def test_malformed_http_has_a_request_id(shared):
+    connection = shared.client().open()
+    connection.send(b"GET / HTTP/9.9\r\n\r\n")
+    assert len(connection.answer().headers["x-request-id"]) == 32

@@ -7,11 +7,29 @@ import pytest
 import requests
 import sseclient
 
-from support.engine import (Close, Dribble, Early, End, Hang, Head, Json, Pause, Raw, Reset, Send, Wait, chat_chunks, chunk,
-                    completion, died, llama_chunks, refusal, sse)
-
-PATH = "/v1/chat/completions"
-HELLO = [{"role": "user", "content": "Hello"}]
+from support.chat import HELLO, PATH, deltas, failure, text_of
+from support.engine import (
+    Close,
+    Dribble,
+    Early,
+    End,
+    Hang,
+    Head,
+    Json,
+    Pause,
+    Raw,
+    ReadBody,
+    Reset,
+    Send,
+    Wait,
+    chat_chunks,
+    chunk,
+    completion,
+    died,
+    llama_chunks,
+    refusal,
+    sse,
+)
 
 
 def ask(**fields):
@@ -20,23 +38,6 @@ def ask(**fields):
 
 def stream(**fields):
     return ask(stream=True, **fields)
-
-
-def deltas(answer):
-    """The chunks' deltas, to the end of the stream, which must be [DONE]."""
-    events = [event for event in answer.events() if event.comment is None]
-    assert events[-1].data == "[DONE]"
-    return [choice["delta"] for event in events[:-1] for choice in event.json()["choices"]]
-
-
-def text_of(answer, name="content"):
-    return "".join(delta.get(name) or "" for delta in deltas(answer))
-
-
-def failure(answer):
-    """The error that ends a stream, which must be its last event."""
-    events = [event for event in answer.events() if event.comment is None]
-    return events[-1].json()["error"], events[:-1]
 
 
 # ---- plain
@@ -161,7 +162,7 @@ def test_each_event_in_its_own_moment(shared):
     shared.engine.play(chunks[0], chunks[1], Wait(gates[0]), chunks[2], Wait(gates[1]), *chunks[3:])
     answer = shared.client().post(PATH, stream())
     seen = 0
-    for event in answer.events():
+    for _ in answer.events():
         seen += 1
         if seen >= 2 and seen - 2 < len(gates):
             gates[seen - 2].set()
@@ -285,6 +286,22 @@ def test_pipelined_requests(shared):
     assert text_of(connection.answer()) and text_of(connection.answer())
 
 
+@pytest.mark.parametrize("first", [b"data:", b": hello\n\n", b"\xef\xbb\xbf", b"d"])
+def test_a_stream_that_does_not_say_so(shared, first):
+    events = b"".join(chat_chunks("Hi", usage=True))
+    rest = events[6:] if first == b"data:" else events[1:] if first == b"d" else events
+    shared.engine.play(Head(type=None), first, Pause(0.05), rest)
+    assert text_of(shared.client().post(PATH, ask(stream=True))) == "Hi"
+
+
+def test_an_engine_that_lingers_after_the_finish(gateway, engine):
+    front = gateway(keepalive=0.4)
+    engine.play(*chat_chunks("Hi", done=False), Hang())
+    began = time.monotonic()
+    assert text_of(front.client().post(PATH, ask(stream=True))) == "Hi" and time.monotonic() - began < 9
+    assert engine.requests[-1].gone.wait(1)
+
+
 # ---- silence
 
 def test_keepalive_in_prefill_and_between_tokens(gateway, engine):
@@ -326,6 +343,31 @@ def test_answer_timeout(gateway, engine, streams):
     answer = short.client().post(PATH, ask(stream=streams))
     assert answer.status == 504 and answer.json()["error"]["code"] == "upstream_timeout"
     assert engine.requests[-1].gone.wait(1)
+
+
+@pytest.mark.parametrize("drip", [
+    [step for _ in range(40) for step in (Raw(b"HTTP/1.1 102 Processing\r\n\r\n"), Pause(0.1))],
+    [Raw(b"HTTP/1.1 200 OK\r\nX: "), *[step for _ in range(40) for step in (Raw(b"x"), Pause(0.1))]],
+], ids=["interim heads", "a head in drops"])
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_head_that_drips_is_silence(gateway, engine, drip, streams):
+    front = gateway(keepalive=0.3, answer_timeout=1.2)
+    engine.play(*drip)
+    began = time.monotonic()
+    answer = front.client().post(PATH, ask(stream=streams))
+    if streams:
+        assert failure(answer)[0]["code"] == "upstream_timeout" and answer.status == 200
+    else:
+        assert answer.status == 504
+    assert time.monotonic() - began < 3
+
+
+def test_a_stream_is_kept_alive_while_its_body_goes_to_the_engine(gateway, engine):
+    front = gateway(keepalive=0.3)
+    engine.play(Early(), Pause(1.2), ReadBody(), *chat_chunks("Hi"))
+    answer = front.client().post(PATH, {"messages": HELLO, "stream": True, "user": "x" * 30_000_000})
+    events = list(answer.events())
+    assert [event.comment is not None for event in events[:2]] == [True, True] and events[-1].data == "[DONE]"
 
 
 # ---- the client leaves
@@ -471,3 +513,56 @@ def test_engine_that_was_never_there(gateway, engine):
     assert front.client().post(PATH, ask()).json()["error"]["code"] == "model_unavailable"
     assert front.client().get("/v1/models").json() == {
         "object": "list", "data": [], "has_more": False, "first_id": None, "last_id": None}
+
+
+ODD = [{"choices": 5}, {"choices": "abc"}, {"choices": {"a": 1}}, {"choices": [5]}, {"choices": [{"message": "text"}]}, [], "x", 5]
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("value", ODD)
+def test_odd_json_is_the_engines_fault(shared, value, streams):
+    shared.engine.play(Json(value))
+    answer = shared.client().post(PATH, ask(stream=streams))
+    if answer.status == 200 and streams:
+        list(answer.events())
+    else:
+        assert answer.status in (200, 502) and answer.json() is not None
+
+
+@pytest.mark.parametrize("delta", [
+    {"index": None, "delta": {"content": "a"}}, {"index": [], "delta": {"content": "a"}}, {"delta": {"content": ["a"]}},
+    {"index": 0, "delta": None}, {"index": 0, "delta": {"tool_calls": "x"}}])
+@pytest.mark.parametrize("streams", [True, False])
+def test_odd_chunks_are_no_fault_of_ours(shared, delta, streams):
+    shared.engine.play(sse({"choices": [delta]}), *chat_chunks("b", usage=True))
+    answer = shared.client().post(PATH, ask(stream=streams))
+    assert answer.status in (200, 502)
+    list(answer.events()) if streams and answer.status == 200 else answer.json()
+
+
+def test_an_empty_finish_reason_is_none(shared):
+    shared.engine.play(*[sse(chunk({"content": text}, finish="")) for text in "ab"], Close())
+    assert failure(shared.client().post(PATH, ask(stream=True)))[0]["code"] == "upstream_error"
+
+
+def test_a_choice_that_never_began_is_missed(shared):
+    shared.engine.play(*chat_chunks("Hi", done=False), Close())
+    assert failure(shared.client().post(PATH, ask(stream=True, n=3)))[0]["code"] == "upstream_error"
+
+
+@pytest.mark.parametrize("status, seen", [(499, 502), (302, 502), (429, 429)])
+def test_odd_statuses(shared, status, seen):
+    shared.engine.play(Json({"error": {"message": "no"}}, status, {"Retry-After": "7"}))
+    answer = shared.client().post(PATH, ask())
+    assert answer.status == seen and (status != 429 or answer.headers["retry-after"] == "7")
+
+
+@pytest.mark.parametrize("value", [{}, {"choices": None}, {"choices": []}, {"choices": [None]}, {"choices": {"a": 1}}])
+@pytest.mark.parametrize("path, fields", [
+    ("/v1/chat/completions", {"messages": HELLO}), ("/v1/messages", {"messages": HELLO, "max_tokens": 9}),
+    ("/v1/responses", {"input": "Hi"}), ("/v1/completions", {"prompt": "Hi"})])
+@pytest.mark.parametrize("streams", [True, False])
+def test_an_answer_without_a_choice_is_none(shared, path, fields, value, streams):
+    shared.engine.play(Json(value))
+    answer = shared.client().post(path, {**fields, "stream": streams})
+    assert answer.status == 502 and "engine" in answer.json()["error"]["message"]

@@ -3,12 +3,12 @@ import re
 
 import pytest
 
-from front import routes
 import settings
-from support.engine import Close, Json, completion, embeddings, refusal
-from test_dialect_chat import HELLO, PNG, TOOL
-from test_oracle_completions import MODEL, house, pair      # noqa: F401, fixtures
+from front import routes
+from support.chat import HELLO, PNG, TOOL
+from support.engine import MODELS, Close, Json, completion, embeddings, refusal
 
+MODEL = MODELS[0]["id"]
 DOC = settings.HOME / "docs" / "compatibility.md"
 CHAT, TEXT, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 
@@ -29,11 +29,11 @@ TABLES = tables()
 class Front:
     """The gateway, and what it sends to its engine."""
 
-    def __init__(self, house):
-        self.house, self.engine = house, house.engine
+    def __init__(self, pair):
+        self.pair, self.engine = pair, pair.engine
 
     def post(self, path, **fields):
-        return self.house.client().post(path, fields)
+        return self.pair.client().post(path, fields)
 
     def chat(self, **fields):
         return self.post(CHAT, **{"messages": HELLO, **fields})
@@ -55,8 +55,8 @@ class Front:
 
 
 @pytest.fixture
-def front(house):                                   # noqa: F811
-    return Front(house)
+def front(shared_vectors):
+    return Front(shared_vectors)
 
 
 # ---- chat
@@ -359,7 +359,7 @@ def field_reasoning(front):
 
 def field_request_id(front):
     assert front.chat().headers["x-request-id"]
-    answer = front.house.client().post(CHAT, {"messages": HELLO}, {"x-request-id": "mine"})
+    answer = front.pair.client().post(CHAT, {"messages": HELLO}, {"x-request-id": "mine"})
     assert answer.headers["x-request-id"] == "mine"
 
 
@@ -368,13 +368,13 @@ FIELD_ROWS = {"usage": field_usage, "reasoning_content": field_reasoning, "x-req
 
 def error_key(front):
     for header in ("authorization", "x-api-key"):
-        value = f"Bearer {front.house.key}" if header == "authorization" else front.house.key
-        assert front.house.client(False).get("/v1/models", {header: value}).status == 200
+        value = f"Bearer {front.pair.key}" if header == "authorization" else front.pair.key
+        assert front.pair.client(False).get("/v1/models", {header: value}).status == 200
 
 
 def error_no_key(front):
     for key in (False, "sk-sparks-wrong"):
-        front.refused(front.house.client(key).post(CHAT, {"messages": HELLO}), None, 401)
+        front.refused(front.pair.client(key).post(CHAT, {"messages": HELLO}), None, 401)
 
 
 def error_failed(front):
@@ -417,5 +417,5 @@ def test_routes(front):
     for path in ("audio/speech", "images/generations", "files", "batches", "fine_tuning/jobs", "moderations"):
         answer = front.post(f"/v1/{path}")
         assert answer.status == 404 and answer.json()["error"]["type"] == "not_found_error"
-    ids = [entry["id"] for entry in front.house.client().get("/v1/models").json()["data"]]
+    ids = [entry["id"] for entry in front.pair.client().get("/v1/models").json()["data"]]
     assert ids == [MODEL, "vectors"]

@@ -4,8 +4,11 @@ import signal
 import time
 
 import pytest
+
 from support.engine import Engine, Hang, Json, chat_chunks, completion
-from support.inside import idle, row_of, rows, started
+from support.gateway import started
+from support.observe import idle
+from support.rows import rows
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]

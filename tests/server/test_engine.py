@@ -6,8 +6,30 @@ import time
 import pytest
 
 from support.client import Client, Truncated
-from support.engine import (DONE, Close, Dribble, Early, End, Engine, Hang, Head, Json, Pause, Raw, ReadBody, Reset, Send, Wait,
-                    chat_chunks, completion, died, llama_chunks, llama_completion, refusal, sse)
+from support.engine import (
+    DONE,
+    Close,
+    Dribble,
+    Early,
+    End,
+    Engine,
+    Hang,
+    Head,
+    Json,
+    Pause,
+    Raw,
+    ReadBody,
+    Reset,
+    Send,
+    Wait,
+    chat_chunks,
+    completion,
+    died,
+    llama_chunks,
+    llama_completion,
+    refusal,
+    sse,
+)
 
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "hi"}]}

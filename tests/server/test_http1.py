@@ -1,4 +1,5 @@
 """The engine's side of HTTP/1.1: framing as tables at every cut, heads, connections over real sockets, TLS."""
+import contextlib
 import shutil
 import socket
 import ssl
@@ -11,34 +12,27 @@ import pytest
 from hypothesis import strategies as st
 
 from engines import http1
-from support.engine import Close, Early, End, Head, Json, Pause, Raw, ReadBody, Reset, Send, Wait
-from errors import UpstreamError
 from engines.http1 import BadAnswer, Chunked, Length, Off, Pool, Silent, UntilClose, framing_of
+from errors import UpstreamError
+from support.cuts import cuts, however_cut, pieces
+from support.engine import Close, Early, End, Head, Json, Pause, Raw, ReadBody, Reset, Send, Wait
 
-HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None, max_examples=200)
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
 # ---- framing
 
-def fed(framing, data, cuts=()):
+def fed(framing, arrived):
     """(body, ended, surplus, whole at the end of the connection), or the class of what was raised."""
-    places, body = [*cuts, len(data)], []
     try:
-        for start, end in zip([0, *places], places):
-            body.append(framing.feed(data[start:end]))
+        body = b"".join(map(framing.feed, arrived))
     except Exception as error:
         return type(error)
-    return b"".join(body), framing.ended, framing.surplus, framing.eof()
+    return body, framing.ended, framing.surplus, framing.eof()
 
 
 def at_every_cut(make, data, expected):
-    assert fed(make(), data) == expected
-    assert fed(make(), data, range(1, len(data))) == expected
-    for at in range(1, len(data)):
-        assert fed(make(), data, [at]) == expected, (data[:at], data[at:])
-    for size in (2, 3, 7):
-        assert fed(make(), data, range(size, len(data), size)) == expected
+    assert however_cut(data, lambda arrived: fed(make(), arrived)) == expected
 
 
 EVENT = b"data: " + b"x" * 40 + b"\n\n"
@@ -49,7 +43,7 @@ def chunks(*parts):
     return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
 
 
-@pytest.mark.parametrize("data, body", [
+CHUNKS = [
     (END, b""),
     (chunks(b"a") + END, b"a"),
     (chunks(b"hello", b" ", b"world") + END, b"hello world"),
@@ -66,27 +60,39 @@ def chunks(*parts):
     (b"2c;a=b\r\n" + b"a" * 44 + b"\r\n" + END, b"a" * 44),
     (chunks(b"hello") + b"0\r\nX-Took: 1\r\nX-More: a: b\r\n\r\n", b"hello"),
     (chunks(b"hello") + b"0\r\n5\r\n\r\n", b"hello"),
-])
-def test_chunked(data, body):
-    at_every_cut(Chunked, data, (body, True, False, True))
+]
 
 
-@pytest.mark.parametrize("data", [b"", b"5", b"5\r", b"5\r\n", b"5\r\nhel", b"5\r\nhello", b"5\r\nhello\r",
-                                  b"5\r\nhello\r\n",
-                                  b"5\r\nhello\r\n0", b"5\r\nhello\r\n0\r\n", b"5\r\nhello\r\n0\r\n\r",
-                                  b"0\r\nX: 1\r\n", b"fffffffff\r\nhello"])
-def test_chunked_cut_off(data):
-    body = data.partition(b"\r\n")[2][:5]
-    at_every_cut(Chunked, data, (body if b"hel" in data else b"", False, False, False))
+def test_chunked(subtests):
+    for data, body in CHUNKS:
+        with subtests.test(str(data[:60])):
+            at_every_cut(Chunked, data, (body, True, False, True))
 
 
-@pytest.mark.parametrize("data", [b"\r\n", b"x\r\n", b"-5\r\nhello\r\n", b"+5\r\nhello\r\n", b"0x5\r\nhello\r\n" + END,
-                                  b"5_0\r\nhello", b"5 5\r\nhello",
-                                  b" \r\n", b";a\r\n", b"5.0\r\nhello\r\n", b"\xb2\r\nhello\r\n",
-                                  b"3\r\nhello\r\n" + END, b"hello\r\n\r\n",
-                                  b"HTTP/1.1 200 OK\r\n\r\n", b"5\r\nhello!\r\n" + END])
-def test_chunked_with_a_bad_size(data):
-    at_every_cut(Chunked, data, BadAnswer)
+CUT_OFF = [b"", b"5", b"5\r", b"5\r\n", b"5\r\nhel", b"5\r\nhello", b"5\r\nhello\r",
+           b"5\r\nhello\r\n",
+           b"5\r\nhello\r\n0", b"5\r\nhello\r\n0\r\n", b"5\r\nhello\r\n0\r\n\r",
+           b"0\r\nX: 1\r\n", b"fffffffff\r\nhello"]
+
+
+def test_chunked_cut_off(subtests):
+    for data in CUT_OFF:
+        with subtests.test(str(data)):
+            body = data.partition(b"\r\n")[2][:5]
+            at_every_cut(Chunked, data, (body if b"hel" in data else b"", False, False, False))
+
+
+BAD_SIZES = [b"\r\n", b"x\r\n", b"-5\r\nhello\r\n", b"+5\r\nhello\r\n", b"0x5\r\nhello\r\n" + END,
+             b"5_0\r\nhello", b"5 5\r\nhello",
+             b" \r\n", b";a\r\n", b"5.0\r\nhello\r\n", b"\xb2\r\nhello\r\n",
+             b"3\r\nhello\r\n" + END, b"hello\r\n\r\n",
+             b"HTTP/1.1 200 OK\r\n\r\n", b"5\r\nhello!\r\n" + END]
+
+
+def test_chunked_with_a_bad_size(subtests):
+    for data in BAD_SIZES:
+        with subtests.test(str(data)):
+            at_every_cut(Chunked, data, BadAnswer)
 
 
 @pytest.mark.parametrize("body", [b"hello", EVENT])
@@ -95,17 +101,15 @@ def test_a_chunk_that_is_longer_than_its_size(body):
     at_every_cut(Chunked, b"%x\r\n" % len(body) + body + b"XY" + END, BadAnswer)
 
 
-@pytest.mark.parametrize("size", [1, 7, 1 << 20])
 @pytest.mark.parametrize("before", [b"", chunks(b"hello"), b"0\r\n"])
-def test_a_line_that_does_not_end(before, size):
-    data = before + b"1" * 70000
-    assert fed(Chunked(), data, range(size, len(data), size)) is BadAnswer
+def test_a_line_that_does_not_end(before):
+    at_every_cut(Chunked, before + b"1" * 70000, BadAnswer)
 
 
-@pytest.mark.parametrize("extra", [b"x", b"HTTP/1.1 200 OK\r\n", b"\r\n"])
-def test_surplus(extra):
-    at_every_cut(Chunked, chunks(b"hello") + END + extra, (b"hello", True, True, True))
-    at_every_cut(lambda: Length(5), b"hello" + extra, (b"hello", True, True, True))
+def test_surplus():
+    for extra in (b"x", b"HTTP/1.1 200 OK\r\n", b"\r\n"):
+        at_every_cut(Chunked, chunks(b"hello") + END + extra, (b"hello", True, True, True))
+        at_every_cut(lambda: Length(5), b"hello" + extra, (b"hello", True, True, True))
 
 
 def test_feeding_nothing_changes_nothing():
@@ -117,62 +121,56 @@ def test_feeding_nothing_changes_nothing():
     assert chunked.feed(b"") == b"" and not chunked.surplus
 
 
-@pytest.mark.parametrize("data, length, expected", [
-    (b"", 0, (b"", True, False, True)),
-    (b"hello", 5, (b"hello", True, False, True)),
-    (b"hell", 5, (b"hell", False, False, False)),
-    (b"", 5, (b"", False, False, False)),
-])
-def test_length(data, length, expected):
-    at_every_cut(lambda: Length(length), data, expected)
+def test_length():
+    at_every_cut(lambda: Length(0), b"", (b"", True, False, True))
+    at_every_cut(lambda: Length(5), b"hello", (b"hello", True, False, True))
+    at_every_cut(lambda: Length(5), b"hell", (b"hell", False, False, False))
+    at_every_cut(lambda: Length(5), b"", (b"", False, False, False))
 
 
-@pytest.mark.parametrize("data", [b"", b"hello", chunks(b"hello") + END])
-def test_until_close(data):
-    at_every_cut(UntilClose, data, (data, False, False, True))
+def test_until_close():
+    for data in (b"", b"hello", chunks(b"hello") + END):
+        at_every_cut(UntilClose, data, (data, False, False, True))
     framing = UntilClose()
     framing.eof()
     assert framing.ended
 
 
-@HYPO
-@hypothesis.given(st.lists(st.binary(min_size=1, max_size=100), max_size=5), st.lists(st.floats(0, 1), max_size=12),
+@hypothesis.given(st.lists(st.binary(min_size=1, max_size=100), max_size=5), st.data(),
                   st.sampled_from([b"", b";a=b", b" "]), st.sampled_from([b"", b"X-Took: 1\r\n"]))
-def test_any_chunks_at_any_cuts(parts, places, extension, trailer):
-    data = b"".join(b"%x%b\r\n%b\r\n" % (len(part), extension, part) for part in parts) + b"0\r\n" + trailer + b"\r\n"
-    cuts = sorted(int(place * len(data)) for place in places)
-    assert fed(Chunked(), data, cuts) == (b"".join(parts), True, False, True)
+def test_any_chunks_at_any_cuts(parts, data, extension, trailer):
+    sent = b"".join(b"%x%b\r\n%b\r\n" % (len(part), extension, part) for part in parts) + b"0\r\n" + trailer + b"\r\n"
+    assert fed(Chunked(), pieces(sent, data.draw(cuts(sent)))) == (b"".join(parts), True, False, True)
 
 
-@HYPO
 @hypothesis.given(st.binary(max_size=40) | st.text("0123456789abcdefABCDEFx;= \r\n", max_size=40).map(str.encode),
-                  st.lists(st.floats(0, 1), max_size=5))
-def test_no_bytes_break_the_chunked_coding(data, places):
+                  st.data())
+def test_no_bytes_break_the_chunked_coding(sent, data):
     """They are a body or a BadAnswer, and the cuts don't decide which."""
-    whole = fed(Chunked(), data)
+    whole = fed(Chunked(), [sent])
     assert whole is BadAnswer or len(whole) == 4
-    assert fed(Chunked(), data, sorted(int(place * len(data)) for place in places)) == whole
+    assert fed(Chunked(), pieces(sent, data.draw(cuts(sent)))) == whole
 
 
-@pytest.mark.parametrize("headers, kind", [
+FRAMINGS = [
     ({"transfer-encoding": "chunked"}, Chunked),
     ({"transfer-encoding": "Chunked"}, Chunked),
     ({"transfer-encoding": "chunked", "content-length": "5"}, Chunked),
     ({"content-length": "5"}, Length),
     ({"content-length": "0"}, Length),
     ({}, UntilClose),
-])
-def test_framing_of(headers, kind):
-    assert type(framing_of(headers)) is kind
+]
 
 
-@pytest.mark.parametrize("length", ["-5", "+5", "5x", "", "5, 6", "\u00b2", "1_0", "0x5", "9" * 5000])
-def test_a_length_that_is_none_is_no_fault_of_ours(length):
+def test_framing_of():
+    assert [(headers, type(framing_of(headers))) for headers, _ in FRAMINGS] == FRAMINGS
+
+
+def test_a_length_that_is_none_is_no_fault_of_ours(subtests):
     """RFC 9112, 6.3: unrecoverable. It must not count as a length, nor raise what is no Refusal."""
-    try:
-        assert not isinstance(framing_of({"content-length": length}), Length)
-    except UpstreamError:
-        pass
+    for length in ["-5", "+5", "5x", "", "5, 6", "\u00b2", "1_0", "0x5", "9" * 5000]:
+        with subtests.test(length[:20]), contextlib.suppress(UpstreamError):
+            assert not isinstance(framing_of({"content-length": length}), Length)
 
 
 # ---- the head
@@ -230,23 +228,31 @@ def test_the_head(engine):
     answer.close()
 
 
-@pytest.mark.parametrize("first, status", [(b"HTTP/1.1 200 OK", 200), (b"HTTP/1.1 200", 200), (b"HTTP/1.0 200 OK", 200),
-                                           (b"HTTP/1.1 422 ", 422),
-                                           (b"HTTP/1.1 503 Service \xff Unavailable", 503), (b"HTTP/1.1 999 Odd", 999)])
-def test_status_lines(engine, first, status):
-    answer = answered(engine, *raw(first + b"\r\nContent-Length: 2\r\n\r\nok"))
-    assert answer.all(5, 10) == b"ok" and answer.status == status
-    answer.close()
+STATUS_LINES = [(b"HTTP/1.1 200 OK", 200), (b"HTTP/1.1 200", 200), (b"HTTP/1.0 200 OK", 200),
+                (b"HTTP/1.1 422 ", 422),
+                (b"HTTP/1.1 503 Service \xff Unavailable", 503), (b"HTTP/1.1 999 Odd", 999)]
 
 
-@pytest.mark.parametrize("data", [b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/2 200\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n",
-                                  b"HTTP/1.1\r\n\r\n", b"\r\n\r\n",
-                                  b"<html></html>\r\n\r\n", b"HTTP/1.1 -12 x\r\n\r\n", b"ICY 200 OK\r\n\r\n"])
-def test_no_http(engine, data):
-    answer = answered(engine, *raw(data))
-    with pytest.raises(BadAnswer):
-        answer.head(5)
-    answer.close()
+def test_status_lines(engine, subtests):
+    for first, status in STATUS_LINES:
+        with subtests.test(str(first)):
+            answer = answered(engine, *raw(first + b"\r\nContent-Length: 2\r\n\r\nok"))
+            assert answer.all(5, 10) == b"ok" and answer.status == status
+            answer.close()
+
+
+NO_HTTP = [b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/2 200\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n",
+           b"HTTP/1.1\r\n\r\n", b"\r\n\r\n",
+           b"<html></html>\r\n\r\n", b"HTTP/1.1 -12 x\r\n\r\n", b"ICY 200 OK\r\n\r\n"]
+
+
+def test_no_http(engine, subtests):
+    for data in NO_HTTP:
+        with subtests.test(str(data)):
+            answer = answered(engine, *raw(data))
+            with pytest.raises(BadAnswer):
+                answer.head(5)
+            answer.close()
 
 
 def test_a_head_that_does_not_end(engine):
@@ -264,14 +270,14 @@ def test_a_compressed_answer(engine):
     assert answer.pool.idle == []
 
 
-@pytest.mark.parametrize("interim",
-                         [b"HTTP/1.1 100 Continue\r\n\r\n",
-                          b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n"])
-def test_interim_heads(engine, interim):
-    data = interim * 2 + HEAD + b"Content-Length: 2\r\n\r\nok"
-    answer = answered(engine, *raw(data))
-    assert answer.all(5, 10) == b"ok" and answer.headers == {"content-length": "2"}
-    answer.close()
+def test_interim_heads(engine, subtests):
+    for interim in (b"HTTP/1.1 100 Continue\r\n\r\n",
+                    b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n"):
+        with subtests.test(str(interim)):
+            data = interim * 2 + HEAD + b"Content-Length: 2\r\n\r\nok"
+            answer = answered(engine, *raw(data))
+            assert answer.all(5, 10) == b"ok" and answer.headers == {"content-length": "2"}
+            answer.close()
 
 
 def test_an_answer_in_single_bytes(engine):
@@ -722,7 +728,7 @@ class TlsServer(threading.Thread):
                 self.flush()
                 data = self.sock.recv(65536)
                 if not data:
-                    raise EOFError
+                    raise EOFError from None
                 self.incoming.write(data)
 
     def flush(self):
@@ -949,14 +955,18 @@ def test_tls_that_is_cut_off_in_its_handshake():
         thread.join(5)
 
 
-@pytest.mark.parametrize("url, address, prefix, netloc", [
+ADDRESSES = [
     ("http://10.0.0.1:8000", ("10.0.0.1", 8000), "", "10.0.0.1:8000"),
     ("http://engine", ("engine", 80), "", "engine"),
     ("https://engine/", ("engine", 443), "", "engine"),
     ("https://engine:8443/a/b/", ("engine", 8443), "/a/b", "engine:8443"),
     ("http://[::1]:8000", ("::1", 8000), "", "[::1]:8000"),
-])
-def test_addresses(url, address, prefix, netloc):
-    pool = Pool(url)
-    assert (pool.address, pool.prefix, pool.netloc) == (address, prefix, netloc)
-    assert bool(pool.tls) == url.startswith("https")
+]
+
+
+def test_addresses(subtests):
+    for url, address, prefix, netloc in ADDRESSES:
+        with subtests.test(url):
+            pool = Pool(url)
+            assert (pool.address, pool.prefix, pool.netloc) == (address, prefix, netloc)
+            assert bool(pool.tls) == url.startswith("https")

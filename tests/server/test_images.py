@@ -14,11 +14,13 @@ import gevent.ssl
 import pytest
 
 from engines import images
-from conftest import wait_until
-from support.engine import Close, Dribble, Engine, Hang, Head, Raw
 from errors import InvalidRequest, Refusal, TooLarge
-from support.inside import gauge, idle, row_of, started
 from front.large_json import LONG
+from support.engine import Close, Dribble, Engine, Hang, Head, Raw
+from support.gateway import started
+from support.observe import gauge, idle
+from support.processes import wait_until
+from support.rows import row_of
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
 JPEG, GIF, WEBP = b"\xff\xd8\xff\xe0" + bytes(20), b"GIF89a" + bytes(20), b"RIFF\x00\x00\x00\x00WEBPVP8 " + bytes(8)

@@ -12,11 +12,12 @@ from contextlib import closing
 import pytest
 from click.testing import CliRunner
 
-from store import database
 import keys
-from conftest import ROOT, clean_environment
-from conftest import keys as command
 from errors import InvalidKey, SettingsError
+from store import database
+from support import ROOT
+from support.gateway import add_key, run_keys
+from support.processes import clean_environment
 
 KEY = re.compile(r"sk-sparks-[A-Za-z0-9_-]{32,}")
 MOMENT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
@@ -325,12 +326,20 @@ def test_wrong_setting_is_one_line(db):
         assert done.stderr.startswith(f"Error: {name}") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("arguments", [
+    ("limit", "tester", "--expires", "9999-12-31"), ("limit", "tester", "--expires", "0001-01-01T00:00:00+14:00"),
+    ("usage", "--days", "1000000"), ("log", "-n", "99999999999999999999")])
+def test_beyond_all_bounds(stock, arguments):
+    done = run_keys(*arguments, db=stock[0])
+    assert done.returncode and "Traceback" not in done.stderr and "Error" in done.stderr
+
+
 # ---- the file
 
 def test_file_is_for_its_owner_alone(db):
     before = os.umask(0)
     try:
-        assert command("add", "alice", db=db).returncode == 0
+        assert run_keys("add", "alice", db=db).returncode == 0
     finally:
         os.umask(before)
     assert stat.S_IMODE(db.stat().st_mode) == 0o600
@@ -367,7 +376,7 @@ def test_unusable_places(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "pipe").chmod(0o666)
     for name in ("nowhere/sparks.db", ".", "text", "short", "text/sparks.db", "pipe"):
-        done = command("list", db=tmp_path / name)
+        done = run_keys("list", db=tmp_path / name)
         assert (done.returncode, done.stdout) == (1, ""), name
         assert done.stderr.startswith("Error: SPARKS_DB: ") and done.stderr.count("\n") == 1, done.stderr
         assert "cannot be used" in done.stderr
@@ -379,7 +388,7 @@ def test_unusable_places(tmp_path):
 def test_folder_without_permission(tmp_path):
     tmp_path.chmod(0o500)
     try:
-        done = command("list", db=tmp_path / "sparks.db")
+        done = run_keys("list", db=tmp_path / "sparks.db")
     finally:
         tmp_path.chmod(0o700)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
@@ -399,7 +408,7 @@ def test_locked_file_is_one_line(run, db):
     writer = sqlite3.connect(db, isolation_level=None)
     try:
         writer.execute("BEGIN IMMEDIATE")
-        done = command("add", "bob", db=db)
+        done = run_keys("add", "bob", db=db)
     finally:
         writer.close()
     assert (done.returncode, done.stdout) == (1, "")
@@ -420,6 +429,13 @@ def test_file_that_is_locked_for_a_moment(run, db):
     finally:
         writer.close()
     assert KEY.fullmatch(process.communicate(timeout=20)[0].decode().strip())
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    add_key("a", tmp_path / "sparks.db")
+    done = subprocess.run(["bash", "-c", 'ulimit -f 1; exec "$0" keys.py revoke a', sys.executable], cwd=ROOT, capture_output=True,
+                          text=True, env={**clean_environment(db=f"sqlite:///{tmp_path}/sparks.db"), "PYTHONDONTWRITEBYTECODE": "1"})
+    assert done.returncode and "Traceback" not in done.stderr
 
 
 # ---- migrations
@@ -557,16 +573,16 @@ def test_credentials(authorization, x_api_key, found):
 
 def test_ring_sees_what_another_process_does(db):
     database.open_database(db)
-    ring, key = keys.Keyring(), command("add", "alice", db=db).stdout.strip()
+    ring, key = keys.Keyring(), run_keys("add", "alice", db=db).stdout.strip()
     assert ring.check(None, key).name == "alice"
-    assert command("revoke", "alice", db=db).returncode == 0
+    assert run_keys("revoke", "alice", db=db).returncode == 0
     with pytest.raises(InvalidKey):
         ring.check(None, key)
 
 
 def test_keys_that_could_not_be_read_are_not_fresh(db, monkeypatch):
     database.open_database(db)
-    ring, key = keys.Keyring(), command("add", "alice", db=db).stdout.strip()
+    ring, key = keys.Keyring(), run_keys("add", "alice", db=db).stdout.strip()
     with monkeypatch.context() as patch:
         patch.setattr(keys, "active_keys", lambda: 1 / 0)
         for _ in range(2):
@@ -593,7 +609,7 @@ def test_ring_sees_another_file_in_its_place(tmp_path):
 
 def test_ring_reads_the_keys_only_when_they_changed(db, monkeypatch):
     database.open_database(db)
-    key = command("add", "alice", db=db).stdout.strip()
+    key = run_keys("add", "alice", db=db).stdout.strip()
     ring, asked = keys.Keyring(), []
     ring.check(None, key)
     real = database.database.execute_sql

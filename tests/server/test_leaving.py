@@ -3,34 +3,49 @@
 The matrix is {where the request was} × {stream, plain} × {how the client left}, for every way in (APIS).
 """
 import ctypes
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from itertools import count
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-from support.client import Truncated
-from conftest import clean_environment, wait_until
 from dialects.messages.events import MessageStream
 from dialects.responses.events import Options, ResponseStream
-from support.engine import (Early, Engine, Hang, Head, Json, Pause, Send, Wait, chat_chunks, compact, completion, embeddings, text_chunks,
-                    text_completion)
-from support.inside import gauges, idle, row_now, row_of, rows, started
+from support.chat import failure
+from support.client import Truncated
+from support.engine import (
+    Early,
+    Engine,
+    Hang,
+    Head,
+    Json,
+    Pause,
+    Send,
+    Wait,
+    chat_chunks,
+    chunk,
+    compact,
+    completion,
+    embeddings,
+    sse,
+    text_chunks,
+    text_completion,
+)
+from support.gateway import WITH_VECTORS, started
+from support.observe import descriptors, gauge, gauges, idle
+from support.processes import clean_environment, wait_until
+from support.rows import row_now, row_of, rows
 
 MODEL = "GLM-5.3-Flash-EXL3"
 LEAVE = ["close", "reset", "half_close"]
-CONFIG = f"""
-[models."{MODEL}"]
-[models.vectors]
-engine = "{MODEL}"
-kind = "embedding"
-"""
 WORST = {}                                          # (phase, form, leave) -> ms until the engine saw it
 IDS = count()
 SO_ATTACH_FILTER = 26                               # Python has no name for it
@@ -150,7 +165,7 @@ def named(value):
 def house(stock, tmp_path_factory):
     """An engine and a gateway with one slot, for all of this module."""
     with Engine() as engine, started(engine, tmp_path_factory.mktemp("leaving"), stock, max_active=1, keepalive=0.3,
-                                     config=CONFIG) as gateway:
+                                     config=WITH_VECTORS) as gateway:
         gateway.engine = engine
         yield gateway
 
@@ -387,6 +402,20 @@ def test_leaving_in_prefill_with_bytes_behind_the_request(one, api, behind, stre
     assert row_of(one.db, ident)["status"] == 499
 
 
+def test_leaving_while_the_body_goes_to_the_engine(gateway, engine):
+    """The engine does not read: its connection must not outlive the client."""
+    front = gateway()
+    before = len(descriptors(front))
+    engine.always(lambda request: [Hang()])
+    engine.play(Early(), Hang())
+    connection = front.client().open()
+    connection.start("POST", CHAT.path, CHAT.body(False, user="x" * 30_000_000))
+    wait_until(lambda: gauge(front, "sparks_active") == 1, 10)
+    connection.close()
+    wait_until(lambda: gauge(front, "sparks_active") == 0, 3)
+    wait_until(lambda: len(descriptors(front)) <= before + 2, 3)
+
+
 # ---- a client that stops reading
 
 @pytest.fixture(scope="module")
@@ -488,6 +517,19 @@ def test_connection_that_rests_is_no_stalled_one(stalling):
             assert answer.status == 200 and answer.read_all()
             if not streams:
                 assert not connection.ended(1.3)
+
+
+def test_a_slow_readers_stream_is_ended_with_whole_chunks(gateway, engine):
+    """The end comes while a chunk is half written: the error event must not land inside it."""
+    front = gateway(drain=0.5)
+    piece = sse(chunk({"content": "y" * 200_000}))
+    engine.play(*chat_chunks("a")[:1], *[Send(piece)] * 40, Hang())
+    answer = front.client(rcvbuf=4096, timeout=30).post(CHAT.path, CHAT.body(True))
+    wait_until(lambda: gauge(front, "sparks_active") == 1, 3)
+    front.process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    error, before = failure(answer)
+    assert error["code"] == "shutting_down" and len(before) > 1
 
 
 # ---- clients that vanish

@@ -9,22 +9,38 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing, contextmanager
-from itertools import count
+from itertools import count, pairwise
 from types import SimpleNamespace
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
 
 import keys
 from store import ledger
-from support.client import Truncated
-from conftest import ROOT, clean_environment, wait_until
 from store.database import database, open_database
-from support.engine import Engine, Head, Json, Pause, chat_chunks, completion, died, embeddings, refusal, text_chunks, text_completion
-from support.inside import days, gauge, idle, read, row_now, row_of, rows, started, sums, worker
 from store.ledger import DAY, Ledger, Row
+from support import ROOT
+from support.client import Truncated
+from support.engine import (
+    Engine,
+    Head,
+    Json,
+    Pause,
+    chat_chunks,
+    completion,
+    died,
+    embeddings,
+    refusal,
+    text_chunks,
+    text_completion,
+)
+from support.gateway import started
+from support.observe import gauge, idle, worker
+from support.processes import clean_environment, wait_until
+from support.rows import days, read, row_now, row_of, rows, sums
 
 MODEL, ROUTE = "GLM-5.3-Flash-EXL3", "POST /v1/chat/completions"
 NOON = 1_798_804_800.0                              # 2027-01-01 12:00 UTC
@@ -33,9 +49,10 @@ IDS = count()
 
 def row(n=0, **fields):
     """A row of a request that went well."""
-    given = dict(id=f"request-{n}", key_id=1, model=MODEL, engine="http://127.0.0.1:8000", route=ROUTE,
-                 started=NOON + n, queued_ms=3, first_ms=120, total_ms=2000, status=200, error=None, streamed=True, aborted=False, truncated=False,
-                 prompt_tokens=1000, cached_tokens=600, completion_tokens=50, reasoning_tokens=20)
+    given = {"id": f"request-{n}", "key_id": 1, "model": MODEL, "engine": "http://127.0.0.1:8000", "route": ROUTE,
+             "started": NOON + n, "queued_ms": 3, "first_ms": 120, "total_ms": 2000, "status": 200, "error": None,
+             "streamed": True, "aborted": False, "truncated": False,
+             "prompt_tokens": 1000, "cached_tokens": 600, "completion_tokens": 50, "reasoning_tokens": 20}
     return Row(**{**given, **fields})
 
 
@@ -353,7 +370,7 @@ def test_prune_in_steps(db, book, monkeypatch):
     monkeypatch.setattr(ledger.gevent, "sleep", lambda seconds: pauses.append(len(rows(db))))
     book.prune(NOON - 3 * DAY)
     assert len(rows(db)) == 301 and min(found["started"] for found in rows(db)) == NOON - 3 * DAY
-    assert max(had - has for had, has in zip([1000, *pauses], pauses)) == 100 and days(db) == before
+    assert max(had - has for had, has in zip([1000, *pauses], pauses, strict=False)) == 100 and days(db) == before
 
 
 class Enough(BaseException):
@@ -1052,7 +1069,7 @@ def lock_once(gateway, how):
         with gateway.client().open() as connection:
             answer = connection.post("/v1/chat/completions", body(True, seed=1), {"x-request-id": ident})
             moments = [event.at for event in answer.events() if event.data and event.data != "[DONE]"]
-        gaps.append(max(after - before for before, after in zip(moments, moments[1:])))
+        gaps.append(max(after - before for before, after in pairwise(moments)))
 
     engine.always(steps)
     listeners = [threading.Thread(target=listen, args=[n]) for n in range(4)]

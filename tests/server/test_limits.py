@@ -8,10 +8,12 @@ import time
 
 import pytest
 
-from conftest import wait_until
+from support import ROOT
+from support.chat import HELLO, PATH, failure, text_of
 from support.engine import Hang, Head, Json, Wait, chat_chunks, completion
-from support.inside import worker
-from test_chat import HELLO, PATH, failure, text_of
+from support.gateway import Gateway, run_keys
+from support.observe import gauge, worker
+from support.processes import clean_environment, wait_until
 
 
 @pytest.fixture
@@ -157,8 +159,7 @@ def test_reasoning_field_of_a_key(limited, engine, field, names):
     (["--rpm", "0"], "no whole number from 1 on"), (["--rpm", "-3"], "no whole number"), (["--expires", "soon"], "no date"),
     (["--models", " , "], "--models takes names"), (["--reasoning-field", "x"], "is not one of"), (["--tpm", "1e3"], "no whole")])
 def test_wrong_limits(stock, options, said):
-    from conftest import keys
-    done = keys("limit", "tester", *options, db=stock[0])
+    done = run_keys("limit", "tester", *options, db=stock[0])
     assert done.returncode != 0 and said in done.stderr and "Traceback" not in done.stderr
 
 
@@ -182,23 +183,18 @@ def test_own_usage(limited):
     assert limited.client(limited.add_key("new")).get("/v1/usage").json()["total"]["requests"] == 0
 
 
-def gauge(front, name):
-    page = front.client(key=False).get("/metrics").read_all().decode()
-    return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name))
-
-
 def test_metrics(limited, engine):
     ask(limited).read_all()
     engine.play(Head(), Hang())
     running = limited.client().open()
     running.start("POST", PATH, {"messages": HELLO, "stream": True})
     engine.wait_for(2)
-    assert gauge(limited, "sparks_active ") == 1 and gauge(limited, "sparks_slots ") == 8
-    assert gauge(limited, "sparks_engine_up ") == 1 and gauge(limited, "sparks_queued ") == 0
+    assert gauge(limited, "sparks_active") == 1 and gauge(limited, "sparks_slots") == 8
+    assert gauge(limited, "sparks_engine_up") == 1 and gauge(limited, "sparks_queued") == 0
     assert gauge(limited, 'sparks_requests_total{model="GLM-5.3-Flash-EXL3",route="POST /v1/chat/completions",status="200"}') == 1
     assert gauge(limited, 'sparks_tokens_total{kind="prompt"}') == 15
     running.close()
-    wait_until(lambda: gauge(limited, "sparks_active ") == 0, 2)
+    wait_until(lambda: gauge(limited, "sparks_active") == 0, 2)
 
 
 @pytest.mark.parametrize("header", ["X-Forwarded-For", "CF-Connecting-IP", "Forwarded"])
@@ -217,17 +213,17 @@ def test_queue_full_and_overloaded(gateway, engine):
     held = [front.client().open() for _ in range(3)]
     for connection in held:
         connection.start("POST", PATH, {"messages": HELLO, "stream": True})
-    wait_until(lambda: gauge(front, "sparks_queued ") == 2, 3)
+    wait_until(lambda: gauge(front, "sparks_queued") == 2, 3)
     answer = ask(front, stream=True)
     assert error(answer) == (429, "queue_full") and 1 <= int(answer.headers["retry-after"]) <= 30
     other = front.client(front.add_key("other"))
     waits = other.open()
     waits.start("POST", PATH, {"messages": HELLO})      # nothing of its own waits: let in once
-    wait_until(lambda: gauge(front, "sparks_queued ") == 3, 3)
+    wait_until(lambda: gauge(front, "sparks_queued") == 3, 3)
     assert error(other.post(PATH, {"messages": HELLO})) == (503, "overloaded")
     for connection in [*held, waits]:
         connection.close()
-    wait_until(lambda: gauge(front, "sparks_queued ") + gauge(front, "sparks_active ") == 0, 3)
+    wait_until(lambda: gauge(front, "sparks_queued") + gauge(front, "sparks_active") == 0, 3)
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -267,27 +263,28 @@ def test_reload(gateway, engine, tmp_path):
     config = front.settings["config"]
     config.write_text('max_active = 2\n[models."renamed"]\nengine = "GLM-5.3-Flash-EXL3"\naliases = ["glm-*"]\n')
     os.kill(front.pid, signal.SIGHUP)
-    wait_until(lambda: gauge(front, "sparks_slots ") == 2, 5)
+    wait_until(lambda: gauge(front, "sparks_slots") == 2, 5)
     assert [model["id"] for model in front.client().get("/v1/models").json()["data"]] == ["renamed"]
     assert ask(front, model="GLM-7").status == 200
     config.write_text("max_active = -1\n")
     os.kill(front.pid, signal.SIGHUP)
     wait_until(lambda: "the old settings stay" in front.log, 5)
-    assert gauge(front, "sparks_slots ") == 2
+    assert gauge(front, "sparks_slots") == 2
     go.set()
     assert text_of(running)                             # and no stream was dropped
 
 
 def test_reload_command_checks_first(gateway, engine):
-    from conftest import ROOT, clean_environment
-    import subprocess, sys
+    import subprocess
+    import sys
     front = gateway(config="max_active = 3\n")
+
     def command():
         return subprocess.run([sys.executable, "sparks.py", "--reload"], cwd=ROOT, capture_output=True, text=True,
                               env=clean_environment(**front.settings), timeout=30)
     front.settings["config"].write_text("max_active = 4\n")
     assert command().returncode == 0
-    wait_until(lambda: gauge(front, "sparks_slots ") == 4, 5)
+    wait_until(lambda: gauge(front, "sparks_slots") == 4, 5)
     front.settings["config"].write_text("max_activ = 4\n")
     done = command()
     assert done.returncode == 1 and "max_activ" in done.stderr and "Traceback" not in done.stderr
@@ -352,7 +349,6 @@ def test_log_as_json(gateway):
 
 def test_a_log_that_nobody_reads_stops_nothing(stock, engine, tmp_path):
     """stdout is a pipe that is full: the requests go on."""
-    from conftest import Gateway
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     try:
@@ -364,8 +360,8 @@ def test_a_log_that_nobody_reads_stops_nothing(stock, engine, tmp_path):
 
     class Blocked(Gateway):
         def launch(self):
-            import subprocess, sys
-            from conftest import ROOT, clean_environment
+            import subprocess
+            import sys
             self.process = subprocess.Popen([sys.executable, "sparks.py"], cwd=ROOT, env=clean_environment(**self.settings),
                                             stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, start_new_session=True,
                                             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))

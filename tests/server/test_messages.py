@@ -5,16 +5,26 @@ import time
 
 import pytest
 
-from conftest import wait_until
-from support.engine import Close, Hang, Head, Json, Pause, Wait, chat_chunks, completion, died, refusal
-from support.inside import gauges, idle, row_of, started
-from test_dialect_messages import transcript
-from test_storm import STATE
+from support.engine import (
+    Close,
+    Hang,
+    Head,
+    Json,
+    Pause,
+    Wait,
+    chat_chunks,
+    completion,
+    died,
+    refusal,
+)
+from support.gateway import started
+from support.messages import COUNTED, HELLO, MODEL, transcript
+from support.observe import gauges, idle
+from support.processes import wait_until
+from support.rows import row_of
+from support.state import STATE
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
-MODEL = "GLM-5.3-Flash-EXL3"
-HELLO = [{"role": "user", "content": "Hello"}]
-COUNTED = len(json.dumps(HELLO, separators=(",", ":"))) // 4        # as the scripted engine counts
 
 
 def body(**fields):

@@ -4,10 +4,12 @@ from threading import Event
 
 import pytest
 
-from conftest import Gateway, Shared, wait_until
 from engines import fleet
-from support.engine import MODELS, Close, Dribble, Engine, Hang, Head, Json, Raw, Reset, Wait
-from support.inside import gauges, idle, rows
+from support.engine import MODELS, Close, Dribble, Engine, Hang, Head, Json, Raw, Reset, Send, Wait
+from support.gateway import Gateway, Shared
+from support.observe import gauges, idle
+from support.processes import wait_until
+from support.rows import rows
 
 CHAT = "/v1/chat/completions"
 LISTED = "/v1/models"
@@ -151,6 +153,19 @@ def test_engine_without_health(shared):
         assert time.monotonic() < end
         time.sleep(0.02)
     until(shared, [OWN])
+
+
+@pytest.mark.parametrize("data", [
+    b'{"data":[{"id":"m","root":5}]}', b'{"data":[{"id":"m","root":["x"]}]}', b"[" * 200_000, b'{"data":[{"id":"\\ud83d"}]}',
+    b'{"data":5}', b"null"])
+def test_odd_model_lists_do_not_end_the_look_out(gateway, engine, data):
+    front = gateway(poll=0.1)
+    engine.on("/v1/models", [Head(type="application/json", framing=len(data)), Send(data)])
+    wait_until(lambda: len([probe for probe in engine.probes if probe.path == "/v1/models"]) > 5, 5)
+    assert front.client(key=False).get("/metrics").status == 200
+    engine.on("/v1/models", None)
+    wait_until(lambda: [model["id"] for model in front.client().get("/v1/models").json()["data"]] == ["GLM-5.3-Flash-EXL3"], 5)
+    front.traceback_allowed = True                      # whatever it was is in the log
 
 
 # ---- on or off
@@ -508,6 +523,7 @@ def test_odd_pages(shared, query, param):
     answer = shared.client().get(f"{LISTED}?{query}")
     assert answer.status == 400 and answer.json()["error"]["param"] == param
 # ---- what the tables say beside names
+
 
 PARTICULAR = """
 [models.chat]

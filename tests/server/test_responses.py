@@ -8,14 +8,27 @@ from contextlib import closing
 
 import pytest
 
-from conftest import keys, wait_until
-from support.engine import (DONE, Close, Hang, Head, Json, Pause, Send, Wait, chat_chunks, completion, died, llama_chunks, refusal)
-from support.inside import gauges, row_of
-from support.openai_schema import event_problems, problems
+from support.engine import (
+    DONE,
+    Close,
+    Hang,
+    Head,
+    Json,
+    Pause,
+    Send,
+    Wait,
+    chat_chunks,
+    completion,
+    died,
+    llama_chunks,
+    refusal,
+)
+from support.gateway import run_keys
+from support.observe import gauges
+from support.processes import wait_until
+from support.responses import PATH, PNG, said, types, whole
+from support.rows import row_of
 
-PATH = "/v1/responses"
-PNG = ("data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
-       "gg==")
 WEATHER = {"type": "function", "name": "get_weather", "description": "Get the current weather for a location",
            "parameters": {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]}}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files"}
@@ -26,30 +39,6 @@ CUSTOM = [("apply_patch", ['{"input": "*** Be', 'gin\\n"}'])]
 
 def ask(front, input="Hello", headers=None, **fields):
     return front.client().post(PATH, {"model": "GLM-5.3-Flash-EXL3", "input": input, **fields}, headers)
-
-
-def said(answer):
-    """The events of a stream up to its one last event; each is valid, named, and counted."""
-    assert answer.status == 200 and answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    found = [event for event in answer.events() if event.comment is None]
-    values = [event.json() for event in found]
-    assert [value["sequence_number"] for value in values] == list(range(len(values)))
-    assert [event.name for event in found] == [value["type"] for value in values]
-    assert [problem for value in values for problem in event_problems(value)] == []
-    ends = [kind for kind in types(values) if kind in ("completed", "incomplete", "failed")]
-    assert len(ends) == 1 and types(values)[-1] == ends[0] and answer.complete
-    return values
-
-
-def types(values):
-    return [value["type"].removeprefix("response.") for value in values]
-
-
-def whole(answer):
-    """A plain Response."""
-    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
-    assert problems("Response", answer.json()) == []
-    return answer.json()
 
 
 def text_of(response):
@@ -119,7 +108,7 @@ def test_multi_turn(shared):
 
 @pytest.mark.parametrize("version", ["vLLM", "llama.cpp"])
 def test_plain_and_stream_say_the_same(shared, version):
-    said_by_both = dict(reasoning="Let me think", tools=[("get_weather", {"location": "Paris"})], usage=True)
+    said_by_both = {"reasoning": "Let me think", "tools": [("get_weather", {"location": "Paris"})], "usage": True}
     if version == "llama.cpp":
         shared.engine.play(*llama_chunks("Well", **said_by_both))
     else:
@@ -201,13 +190,13 @@ def test_seals_open_after_a_restart_and_nowhere_else(gateway, engine, tmp_path):
 
 def test_an_old_database_gets_its_key_once(tmp_path):
     db, found = tmp_path / "sparks.db", set()
-    assert keys("list", db=db).returncode == 0
+    assert run_keys("list", db=db).returncode == 0
     with closing(sqlite3.connect(db)) as connection:
         connection.execute("DROP TABLE secret")
         connection.execute("DELETE FROM migration WHERE name = 'first_seal'")
         connection.commit()
         for _ in range(2):
-            assert keys("list", db=db).returncode == 0
+            assert run_keys("list", db=db).returncode == 0
             found |= set(connection.execute("SELECT value FROM secret").fetchall())
     (key,), = found
     assert len(key) == 32
@@ -310,7 +299,7 @@ def test_slots_are_the_same_ones(hasty, engine):
     assert next(events).comment == "queued 1"
     go.set()
     chat.read_all()
-    assert [event for event in events][-1].name == "response.completed"
+    assert list(events)[-1].name == "response.completed"
 
 
 def test_the_row(shared):
@@ -354,3 +343,12 @@ def test_a_client_that_reads_slowly_gets_it_all(shared):
     shared.engine.play(Send(b"".join(chat_chunks(["word " * 20] * 3000, usage=True))))
     answer = shared.client(rcvbuf=4096).post(PATH, {"input": "Hello", "stream": True})
     assert text_of(said(answer)[-1]["response"]) == "word " * 60_000
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_what_a_response_repeats_is_bounded(shared, streams):
+    """A stream says it three times; the gateway stood still for a second, with 90 MB of it."""
+    answer = shared.client().post(PATH, {"input": "Hello", "instructions": "x" * (9 << 20), "stream": streams})
+    assert answer.status == 400 and answer.json()["error"]["param"] == "instructions"
+    answer = shared.client().post(PATH, {"input": "x" * (9 << 20), "instructions": "y" * (3 << 20), "stream": streams})
+    assert answer.status == 200 and answer.read_all().count(b"y" * (3 << 20)) == (3 if streams else 1)

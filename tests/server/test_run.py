@@ -7,14 +7,12 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-from conftest import clean_environment
 from front import lock
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from support import ROOT
+from support.processes import clean_environment
 
 # Notes what pip is asked to install, and prints what it would start as "PID FILE ARGUMENTS".
 STAND_IN = r"""#!/usr/bin/env bash
@@ -89,7 +87,7 @@ def tree(tmp_path):
 def test_help_needs_no_set_up(tree):
     code, out, err = tree.run("--help")
     assert (code, err) == (0, "")
-    for word in ("./run.sh --local", "keys", "test --vllm", "test --wheels", "sparks.example.toml", "SPARKS_PYTHON"):
+    for word in ("./run.sh --local", "keys", "lint", "test pure", "test --vllm", "test --wheels", "sparks.example.toml", "SPARKS_PYTHON"):
         assert word in out
     assert not tree.venv.exists()
 
@@ -213,7 +211,9 @@ def test_two_at_once_set_up_once(tree):
     ([], "sparks.py"),
     (["--local"], "sparks.py --local"),
     (["keys", "add", "two words"], "keys.py add two words"),
-    (["test"], "-m pytest"),
+    (["test"], "-m pytest -n 2 --dist loadfile --no-loadscope-reorder"),
+    (["test", "pure"], "-m pytest tests/pure"),
+    (["test", "server", "-x"], "-m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/server -x"),
     (["test", "-x", "tests/server/test_run.py"], "-m pytest -x tests/server/test_run.py"),
     (["test", "--vllm"], "-m pytest -m vllm tests/engines/test_vllm.py --run-vllm"),
     (["test", "--wheels"], "wheels.py"),
@@ -222,6 +222,12 @@ def test_it_becomes_what_it_starts(tree, arguments, started):
     process = tree.start(*arguments)
     code, out, _ = read(process)
     assert (code, out.strip()) == (0, f"{process.pid} {started}")
+
+
+def test_lint(tree):
+    code, out, _ = tree.run("lint")
+    assert code == 0 and [line.split(" ", 1)[1] for line in out.splitlines()] == ["-m ruff check", "-m ruff format --check"]
+    assert tree.run("lint", "x")[0] == 2
 
 
 def test_through_a_link(tree):

@@ -12,16 +12,35 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
+from pathlib import Path
 
 import pytest
 
 import keys as keys_module
-from support.client import Truncated
-from conftest import wait_until
 from store.database import open_database
-from support.engine import (Close, Engine, Hang, Head, Json, Pause, Reset, Send, chat_chunks, chunk, compact, completion, died, refusal,
-                    sse)
-from support.inside import days, descriptors, gauges, idle, read, resident, row_now, row_of, rows, started, sums
+from support.client import Truncated
+from support.engine import (
+    Close,
+    Engine,
+    Hang,
+    Head,
+    Json,
+    Pause,
+    Reset,
+    Send,
+    chat_chunks,
+    chunk,
+    compact,
+    completion,
+    died,
+    refusal,
+    sse,
+)
+from support.gateway import started
+from support.observe import descriptors, gauges, idle, resident
+from support.processes import wait_until
+from support.rows import days, read, row_now, row_of, rows, sums
+from support.state import STATE, state
 
 LONG = os.environ.get("SPARKS_SOAK") == "1"
 REQUESTS, TWINS = (2000, 500) if LONG else (200, 30)
@@ -30,45 +49,6 @@ PATH, MODEL = "/v1/chat/completions", "GLM-5.3-Flash-EXL3"
 PATHS = (PATH, "/v1/messages")
 LAST = (b"data: [DONE]\n\n", b'data: {"type":"message_stop"}\n\n')
 MB = 1 << 20
-
-# Connections to the engine rest for a moment only, so that a look at what is left need not wait for them; and
-# GET /state tells what no route of the gateway's does.
-STATE = """
-import gc, json
-from front import app
-from engines import http1
-from admission import Gate
-from gevent import Greenlet
-
-http1.IDLE = 0.3
-create, activate = app.create_app, Gate.activate
-
-def create_app(gateway, *rest):
-    made = create(gateway, *rest)
-    small_app = made.small_app
-
-    def with_state(environ, start_response):
-        if environ["PATH_INFO"] != "/state":
-            return small_app(environ, start_response)
-        text = json.dumps(state(gateway)).encode()
-        start_response("200 OK", [("Content-Length", str(len(text)))])
-        return [text]
-
-    made.small_app = with_state
-    return made
-
-def state(gateway):
-    gc.collect()
-    return {"greenlets": sum(isinstance(o, Greenlet) and not o.dead for o in gc.get_objects()), "live": len(gateway.live),
-            "held": gateway.bodies.held, "idle": len(gateway.fleet.engines[0].pool.idle), "most": getattr(gateway.gate, "most", 0)}
-
-def counted(gate, ticket):
-    activated = activate(gate, ticket)
-    gate.most = max(getattr(gate, "most", 0), gate.active)
-    return activated
-
-app.create_app, Gate.activate = create_app, counted
-"""
 
 
 def stock_of(folder, *names):
@@ -80,10 +60,6 @@ def stock_of(folder, *names):
     finally:
         keys_module.database.close()
     return db, made
-
-
-def state(gateway):
-    return gateway.client(key=False).get("/state").json()
 
 
 @pytest.fixture(scope="module")
@@ -386,7 +362,7 @@ def crowd(folder, patch):
             finally:
                 over.set()
             assert sum(one.result() for one in crowd) > SLOTS
-        grants = [line.split() for line in open(f"{gateway.db}.grants")]
+        grants = [line.split() for line in Path(f"{gateway.db}.grants").read_text().splitlines()]
         idle(gateway)
     b, = {row["id"] for row in read(gateway.db, "SELECT id FROM key WHERE name = 'b'")}
     return waits, [int(ahead) for key, ahead in grants if int(key) == b]
@@ -485,7 +461,7 @@ def test_no_word_of_a_clients_is_kept(tmp_path, stock):
                                      answer_timeout=1) as gateway:
         answers, bodies = marked_answers(), list(marked_bodies())
         for streamed, plain in answers:
-            engine.always(lambda request: streamed if request.json().get("stream") else plain)
+            engine.always(lambda request, a=streamed, b=plain: a if request.json().get("stream") else b)
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(lambda body: ask_marked(gateway, *body), bodies))
         idle(gateway)

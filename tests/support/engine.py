@@ -40,8 +40,11 @@ import threading
 import time
 import traceback
 from collections import deque
+from contextlib import suppress
 from email.utils import formatdate
 from http import HTTPStatus
+
+from support.processes import free_port
 
 MODELS = [{"id": "GLM-5.3-Flash-EXL3", "max_model_len": 850000, "root": "/models/GLM-5.3-Flash-EXL3"}]
 FINGERPRINT = "vllm-0.32.0-47ee2e8e"
@@ -738,8 +741,8 @@ class Engine:
     requests, probes, connections, active, max_active, faults
     """
 
-    def __init__(self, port=0):
-        self.hold = _socket(port)                   # keeps the port ours while the engine is off
+    def __init__(self):
+        self.hold = _socket(free_port())                   # keeps the port ours while the engine is off
         self.port = self.hold.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.listener, self.changed, self.threads = None, threading.Condition(), set()
@@ -903,7 +906,5 @@ def _socket(port):
 
 
 def _hang_up(sock):
-    try:
+    with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass

@@ -4,12 +4,13 @@
     event_problems(value)                                   the same for an event of a Responses stream
 """
 import json
-from functools import cache
-from pathlib import Path
+from functools import cache, lru_cache
 
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
+
+from support import SUPPORT
 
 
 def nullable(schema):
@@ -24,7 +25,7 @@ def nullable(schema):
 
 @cache
 def document():
-    return nullable(json.loads((Path(__file__).parent / "openai-schemas.json").read_text()))
+    return nullable(json.loads((SUPPORT / "openai-schemas.json").read_text()))
 
 
 @cache
@@ -34,7 +35,13 @@ def validator(name):
 
 
 def problems(name, value):
-    return [f"{'/'.join(map(str, error.absolute_path))}: {error.message}"[:500] for error in validator(name).iter_errors(value)]
+    return problems_of_text(name, json.dumps(value))
+
+
+@lru_cache(10_000)                                  # a check takes milliseconds, and most streams begin alike
+def problems_of_text(name, text):
+    errors = validator(name).iter_errors(json.loads(text))
+    return [f"{'/'.join(map(str, error.absolute_path))}: {error.message}"[:500] for error in errors]
 
 
 @cache

@@ -10,8 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from support.client import Truncated
 from support.engine import Engine, Hang, Head, Pause, Raw, Send, Wait, chat_chunks
-from support.inside import descriptors, gauge, idle, resident, row_of, rows, started
+from support.gateway import started
+from support.observe import descriptors, gauge, idle, resident
+from support.rows import row_of, rows
 
 PATH = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "stream_options": {"include_usage": True}}
@@ -145,7 +148,17 @@ def test_sigterm_with_streams_in_every_state(stock, tmp_path):
         assert list(flowing.events())[-1].data == "[DONE]"
         assert list(silent.events())[-1].json()["error"]["code"] == "shutting_down"
         gateway.process.wait(15)
-        stuck.reset()
         statuses = {row["id"]: row["status"] for row in rows(gateway.db, "id LIKE 'pump-%'")}
-        assert statuses == {"pump-flows": 200, "pump-silent": 503, "pump-stuck": 499}
+        assert statuses == {"pump-flows": 200, "pump-silent": 503, "pump-stuck": end_of(stuck)}
         engine.wait_idle()
+
+
+def end_of(stuck):
+    """The status that belongs to what a client reads which did not before. A kernel with large buffers takes all of the
+    stream and its error event from the gateway, one with small ones keeps the gateway waiting until it cuts the stream."""
+    try:
+        last = list(stuck.events())[-1]
+    except (Truncated, ConnectionError):
+        return 499
+    assert last.json()["error"]["code"] == "shutting_down"
+    return 503
