@@ -394,7 +394,7 @@ def relay(call, ask):
     if fault:
         call.settle(fault.status, fault)
     else:
-        call.settle(200, whole=stream.done or answer.ended)
+        call.settle(200, whole=stream.over or answer.ended)
     yield last
 
 
@@ -432,7 +432,7 @@ def first_events(call, since):
 def unstreamed(answer, stream, data, settings, since):
     """A whole answer, or an error, to a request that asked for a stream. Raises Refusal."""
     rest = b"" if answer.ended else collect(answer, settings, since)
-    events = stream.whole(checked(answer, data + rest))
+    events = stream.feed_plain(checked(answer, data + rest))
     if stream.fault or not events:
         stream.end()  # raises: it is no answer, which is still an HTTP status
     return events

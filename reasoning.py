@@ -1,30 +1,49 @@
-"""Reasoning: the words for effort, what each engine's template makes of them, and the names of the answer's field.
+"""Reasoning: the words for effort, what each engine's template makes of them, and the names of the
+answer's field.
 
-Read by the dialects, by /help and by the tests alike. Source: the gateway's specification, "Reasoning".
+Read by the dialects, by /help and by the tests alike. Source: the gateway's specification,
+"Reasoning".
 """
 
 from typing import NamedTuple
 
 from errors import InvalidRequest
 
-WORDS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# A word for effort -> which of a template's four levels it means. A new word is a line here: every
+# table below has it then.
+LEVEL_OF = {
+    "none": "off",
+    "minimal": "off",
+    "low": "short",
+    "medium": "long",
+    "high": "long",
+    "xhigh": "longest",
+    "max": "longest",
+}
+WORDS = tuple(LEVEL_OF)
 FIELDS = {  # setting -> the names under which a client gets the reasoning
     "both": ("reasoning", "reasoning_content"),
     "reasoning": ("reasoning",),
     "reasoning_content": ("reasoning_content",),
 }
 
-OFF, SHORT, LONG, LONGEST = (
-    "Thinking off (fastest)",
-    "Short thinking",
-    "Long thinking",
-    "Longest thinking",
-)
-ON, UNCHANGED = "Thinking on", "No effect on this model"
+# Effects, in words for people.
+OFF = "Thinking off (fastest)"
+SHORT = "Short thinking"
+MEDIUM = "Medium thinking"
+LONG = "Long thinking"
+LONGEST = "Longest thinking"
+ON = "Thinking on"
+UNCHANGED = "No effect on this model"
 
 
 class Level(NamedTuple):
-    """What some words do: `kwargs` for the chat template, `fields` beside them, and the effect in plain words."""
+    """What some words do.
+
+    effect   one of those above
+    kwargs   what goes into chat_template_kwargs
+    fields   what goes beside it, into the request itself
+    """
 
     effect: str
     kwargs: dict = {}
@@ -32,8 +51,13 @@ class Level(NamedTuple):
 
 
 class Table(NamedTuple):
-    """One kind of template. `levels` maps words to a Level; `on` is what `think: true` means;
-    `native` names the template's own switches, which cancel the translation."""
+    """One kind of template.
+
+    about    what it is, for people
+    levels   {word: Level}, with every word of WORDS
+    on       what `think: true` means
+    native   the template's own switches, which cancel the translation
+    """
 
     about: str
     levels: dict
@@ -41,28 +65,30 @@ class Table(NamedTuple):
     native: tuple = ("enable_thinking", "reasoning_effort")
 
 
-def spread(off, low, high, top):
-    """The seven words over four levels."""
-    return dict(zip(WORDS, (off, off, low, high, high, top, top)))
+def all_words(**levels):
+    """{word: Level} with every word, of a Level each for off, short, long and longest."""
+    return {word: levels[level] for word, level in LEVEL_OF.items()}
 
 
 def thinking(effect, effort):
     return Level(effect, {"enable_thinking": True, "reasoning_effort": effort})
 
 
-def effort(effect, word):
-    return Level(effect, {"reasoning_effort": word})
+def kwarg(effect, effort):
+    return Level(effect, {"reasoning_effort": effort})
 
 
-def field(effect, word):
-    return Level(effect, fields={"reasoning_effort": word})
+def field(effect, effort):
+    return Level(effect, fields={"reasoning_effort": effort})
 
 
 def switch(name):
+    """The Table of a template that has one switch, of this name."""
+    off = Level(OFF, {name: False})
     on = Level(ON, {name: True})
     return Table(
         f"a template with the switch {name} only",
-        spread(Level(OFF, {name: False}), on, on, on),
+        all_words(off=off, short=on, long=on, longest=on),
         on,
         (name, "reasoning_effort"),
     )
@@ -71,18 +97,21 @@ def switch(name):
 TABLES = {
     "glm": Table(
         "GLM: a switch and three levels",
-        spread(
-            Level(OFF, {"enable_thinking": False}),
-            thinking(SHORT, "low"),
-            thinking(LONG, "high"),
-            thinking(LONGEST, "max"),
+        all_words(
+            off=Level(OFF, {"enable_thinking": False}),
+            short=thinking(SHORT, "low"),
+            long=thinking(LONG, "high"),
+            longest=thinking(LONGEST, "max"),
         ),
         Level(ON, {"enable_thinking": True}),
     ),
     "no-switch": Table(
         "a GLM template that always thinks",
-        spread(
-            effort(SHORT, "low"), effort(SHORT, "low"), effort(LONG, "high"), effort(LONGEST, "max")
+        all_words(
+            off=kwarg(SHORT, "low"),
+            short=kwarg(SHORT, "low"),
+            long=kwarg(LONG, "high"),
+            longest=kwarg(LONGEST, "max"),
         ),
         Level(UNCHANGED),
     ),
@@ -93,10 +122,13 @@ TABLES = {
     "gpt-oss": Table(
         "the plain field reasoning_effort",
         {
-            **spread(
-                field(SHORT, "low"), field(SHORT, "low"), field(LONG, "high"), field(LONG, "high")
+            **all_words(
+                off=field(SHORT, "low"),
+                short=field(SHORT, "low"),
+                long=field(LONG, "high"),
+                longest=field(LONG, "high"),
             ),
-            "medium": field("Medium thinking", "medium"),
+            "medium": field(MEDIUM, "medium"),
         },
         Level(UNCHANGED),
     ),
@@ -107,7 +139,8 @@ TABLES = {
 
 
 def rows(table):
-    """The table in force for people: [(words, effect)], neighbours with one effect joined."""
+    """A table for people: [(words, effect)], neighbours with one effect joined. `table`: a key of
+    TABLES."""
     out = []
     for word, level in TABLES[table].levels.items():
         if out and out[-1][1] == level.effect:
@@ -118,10 +151,11 @@ def rows(table):
 
 
 def translate(payload, table):
-    """Take every control of thinking out of `payload` (a request body, changed in place) and put in what the
-    engine's template understands. A native switch in `chat_template_kwargs` cancels the translation.
+    """Take every control of thinking out of `payload` (a request body, changed in place) and put in
+    what the engine's template understands. A native switch in `chat_template_kwargs` cancels the
+    translation. `table`: a key of TABLES.
 
-    Raises InvalidRequest for a wrong type or a word that is not in WORDS.
+    Raises InvalidRequest for a wrong type, or a word that the table does not have.
     """
     kwargs = payload.get("chat_template_kwargs")
     if kwargs is not None and not isinstance(kwargs, dict):
@@ -136,14 +170,15 @@ def translate(payload, table):
 
 
 def wanted(asked, table):
-    """The Level that a client's controls ask for; `reasoning_effort` wins over `reasoning`, that over `think`."""
+    """The Level that a client's controls ask for: `reasoning_effort` wins over `reasoning`, that
+    over `think`."""
     for name, word in (
         ("reasoning_effort", asked["reasoning_effort"]),
-        ("reasoning.effort", inner(asked["reasoning"])),
+        ("reasoning.effort", effort_in(asked["reasoning"])),
     ):
         if word is not None:
             if not isinstance(word, str) or word not in table.levels:
-                raise InvalidRequest(f"{name} must be one of: {', '.join(WORDS)}", name)
+                raise InvalidRequest(f"{name} must be one of: {', '.join(table.levels)}", name)
             return table.levels[word]
     think = asked["think"]
     if think is None:
@@ -153,9 +188,10 @@ def wanted(asked, table):
     return table.on if think else table.levels["none"]
 
 
-def inner(value):
-    if value is None:
+def effort_in(reasoning):
+    """The word in a `reasoning` object, or None."""
+    if reasoning is None:
         return None
-    if not isinstance(value, dict):
+    if not isinstance(reasoning, dict):
         raise InvalidRequest('reasoning must be an object such as {"effort": "high"}', "reasoning")
-    return value.get("effort")
+    return reasoning.get("effort")

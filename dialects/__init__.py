@@ -1,11 +1,16 @@
-"""One file per API: it reads a request into an Ask, and writes what the engine answers.
+"""The APIs that clients speak: one dialect each, a module or an object with three functions.
 
-    read(body, fleet) -> Ask            `fleet` finds models; raises Refusal
-    write(answer, ask) -> (bytes, usage)    the client's body for a plain answer (a dict, or the bytes of a stream that
-                                        nobody asked for), and the engine's own figures
-    refusal(error) -> bytes             the body for a Refusal
+    read(body, fleet) -> Ask
+        body     the request's, as bytes
+        fleet    finds models: engines.fleet.Fleet
+    write(answer, ask) -> (bytes, usage)
+        The client's body for an answer that is not streamed, and the engine's own figures.
+        answer   the engine's: a dict, or the bytes of a stream that nobody asked for
+    refusal(error) -> bytes
+        The client's body for a Refusal. `read` and `write` raise them.
 
-What several APIs share: read.py reads a body, engine.py writes the engine's request.
+Dialects share read.py, which reads a body, engine.py, which makes the engine's request, and
+sampling.py. The answer's way back is stream.py.
 """
 
 from dataclasses import dataclass, field
@@ -16,18 +21,19 @@ from typing import Any
 class Ask:
     """A request as its engine gets it.
 
-    path, body      where it goes, and the JSON body as a list of bytes; a str among them is an address: the image that is
-                    there goes in, as a data URL. No path: it is only counted
-    model           engines.fleet.Model
-    stream          a stream of stream.py for the answer, or None for a plain one
-    extra           what the dialect keeps for itself
-    count           the body of a question how long the prompt is, as a list of bytes; None: nobody needs to know before
-                    the engine says it
-    unseen          how many images were left out of `count`
-    echo            what the answer repeats of the request, as a list of bytes
+    path     where it goes; None: nowhere, its prompt is only counted
+    body     the JSON as a list of bytes; a str among them is an image's address, in the place where
+             the image goes in, as a data URL
+    model    engines.fleet.Model
+    stream   a stream of stream.py for the answer, or None: it is not streamed
+    extra    what the dialect keeps for `write`
+    count    the body of a question how long the prompt is, as a list of bytes; None: nobody needs
+             to know before the engine says it
+    unseen   how many images were left out of `count`
+    echo     what the answer repeats of the request, as a list of bytes
     """
 
-    path: str
+    path: str | None
     body: list
     model: Any
     stream: Any = None

@@ -1,19 +1,32 @@
 """OpenAI chat completions.
 
-Near-identity: what the gateway does not own goes through untouched. It owns the model's name, the controls and the
-fields of reasoning, and stream_options; it reads messages and tools far enough to mend what clients get wrong.
+Near-identity: what the gateway does not own goes through untouched. It owns the model's name, the
+controls and the fields of reasoning, and stream_options. It reads messages and tools far enough to
+mend what clients get wrong.
 
 Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v1/chat/completions.
 """
 
 import reasoning
 from dialects import sampling
-from dialects.engine import chunks_of, engine_chat, is_address, openai_refusal as refusal  # noqa: F401, part of a dialect
-from dialects.read import count_of, mended, parse, read_stream, typed
-from errors import InvalidRequest
-from stream import ChatStream, answered, choices_of, dumps, leaked, rename
+from dialects.engine import engine_chat, is_address
+from dialects.loose import arguments_text
+from dialects.read import choices_asked, mended, parse, read_stream, typed
+from errors import InvalidRequest, error_body
+from stream import (
+    ChatStream,
+    choices_of,
+    chunks_of,
+    dumps,
+    index_of,
+    object_in,
+    objects_in,
+    required_choices,
+    set_reasoning,
+    split_thinking,
+)
 
-ROLES = {
+ROLES = {  # a client's -> the engine's
     "developer": "system",
     "system": "system",
     "user": "user",
@@ -21,7 +34,7 @@ ROLES = {
     "tool": "tool",
     "function": "function",
 }
-TEXTS = {"text": "text", "input_text": "text", "output_text": "text"}
+TEXTS = {"text": "text", "input_text": "text", "output_text": "text"}  # types of parts
 MEDIA = {
     "image_url": "image_url",
     "input_image": "image_url",
@@ -37,19 +50,10 @@ REFUSED = {
     "input_audio": "audio is not supported; send text or images",
     "file": "files are not supported; send their text, or images of their pages",
 }
-ABSENT = (
-    "annotations",
-    "function_call",
-    "audio",
-    "tool_calls",
-)  # null in vLLM's messages, which OpenAI's schema forbids
-PASSED = (
-    "refusal",
-    "thinking",
-    "image_embeds",
-    "audio_embeds",
-    "tool_reference",
-)  # vLLM knows them
+# Beside OpenAI's types of parts: what some engines know too.
+PASSED = ("refusal", "thinking", "image_embeds", "audio_embeds", "tool_reference")
+# Fields of a message that some engines give as null, which OpenAI's schema forbids.
+NEVER_NULL = ("annotations", "function_call", "audio", "tool_calls")
 
 
 def read(body, fleet):
@@ -63,9 +67,8 @@ def read(body, fleet):
     sampling.read_format(payload)
     if not streams:
         return engine_chat(payload, fleet)
-    return engine_chat(
-        payload, fleet, lambda names: ChatStream(names, usage, count_of(payload.get("n")))
-    )
+    n = choices_asked(payload.get("n"))
+    return engine_chat(payload, fleet, lambda names: ChatStream(names, usage, n))
 
 
 # ---- messages
@@ -76,10 +79,11 @@ def bad(where, problem):
 
 
 def read_messages(payload):
+    """Check the messages, and bring them into the form that engines take, in place."""
     messages = payload.get("messages")
     if messages is None:
         raise InvalidRequest(
-            "messages is missing: send a list such as [{\"role\": \"user\", \"content\": \"Hello\"}]",
+            'messages is missing: send a list such as [{"role": "user", "content": "Hello"}]',
             "messages",
         )
     if not isinstance(messages, list) or not messages:
@@ -89,6 +93,7 @@ def read_messages(payload):
 
 
 def read_message(message, where):
+    """Check one, and bring it into the form that engines take, in place."""
     if not isinstance(message, dict):
         raise bad(where, "must be an object with role and content")
     role = message.get("role")
@@ -102,13 +107,15 @@ def read_message(message, where):
         ]
     elif content is not None and not isinstance(content, str):
         raise bad(f"{where}.content", "must be a text or a list of parts")
-    rename(message, ("reasoning_content",))  # the name that every engine takes
-    read_calls(message, where)
+    read_tool_calls(message, where)
 
 
 def read_part(part, where):
-    """A content part as the engine takes it. An address stands in no part of another kind: beside a `uuid` vLLM would go by it,
-    whatever the type says."""
+    """A content part as the engine takes it.
+
+    The fields of other media are left out: beside a `uuid` some engines go by such a field,
+    whatever the type says, and would fetch the address in it.
+    """
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):
@@ -135,10 +142,14 @@ def read_part(part, where):
 
 
 def read_media(part, kind, where):
-    """An image (or a video, where the model takes one). The engine must not fetch addresses on its own network: the gateway
-    fetches images, and no more."""
-    given = part.get(kind)
-    source = given if isinstance(given, dict) else {"url": given}
+    """An image (or a video, where the model takes one) as a part of its own type, `kind`.
+
+    The engine must not fetch addresses, on its own network: the gateway fetches images, and nothing
+    else.
+    """
+    source = part.get(kind)
+    if not isinstance(source, dict):
+        source = {"url": source}
     url = source.get("url")
     if not isinstance(url, str):
         raise bad(f"{where}.{kind}", 'must hold a data URL: {"url": "data:image/png;base64,..."}')
@@ -146,40 +157,38 @@ def read_media(part, kind, where):
         raise bad(
             f"{where}.{kind}", "must be a data URL (data:image/png;base64,...)" + FETCHED[kind]
         )
-    detail = (
-        {"detail": part["detail"]}
-        if kind == "image_url" and isinstance(part.get("detail"), str)
-        else {}
-    )
+    if kind == "image_url" and isinstance(part.get("detail"), str):
+        source = {"detail": part["detail"], **source}
     rest = {name: value for name, value in part.items() if name not in ("type", kind, "detail")}
-    return {"type": kind, kind: {**detail, **source}, **rest}
+    return {"type": kind, kind: source, **rest}
 
 
-def read_calls(message, where):
-    """Tool calls in the history: a client that once received broken arguments sends them for ever."""
-    calls = message.get("tool_calls")
-    if calls is None:
+def read_tool_calls(message, where):
+    """Mend the tool calls of a message in the history, in place: a client that once received broken
+    arguments sends them again with every request."""
+    tool_calls = message.get("tool_calls")
+    if tool_calls is None:
         return
-    if not isinstance(calls, list):
+    if not isinstance(tool_calls, list):
         raise bad(f"{where}.tool_calls", "must be a list")
-    for at, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise bad(f"{where}.tool_calls[{at}]", "must hold a function with a name")
+    for at, tool_call in enumerate(tool_calls):
+        here = f"{where}.tool_calls[{at}]"
+        function = object_in(tool_call, "function") if isinstance(tool_call, dict) else {}
+        if not isinstance(function.get("name"), str):
+            raise bad(here, "must hold a function with a name")
         try:
             function["arguments"] = mended(function.get("arguments"))
         except RecursionError:
-            raise bad(
-                f"{where}.tool_calls[{at}]", "has arguments that are nested too deeply"
-            ) from None
+            raise bad(here, "has arguments that are nested too deeply") from None
 
 
 # ---- the other fields
 
 
 def read_tools(payload):
+    """Check tools and tool_choice, and bring them into the nested form, in place."""
     tools = typed(payload, "tools", list, "a list")
-    if tools == []:  # vLLM would refuse a tool_choice beside it
+    if tools == []:  # some engines refuse a tool_choice beside it
         del payload["tools"]
         payload.pop("tool_choice", None)
     if tools:
@@ -218,11 +227,17 @@ def read_tool(tool, where):
 # ---- the plain answer
 
 
+def refusal(error):
+    """A Refusal in OpenAI's shape, as bytes."""
+    return dumps(error_body(error))
+
+
 def write(answer, ask):
-    """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
+    """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that
+    nobody asked for. Raises Refusal."""
     if isinstance(answer, bytes):
-        answer = collected(answer, ask)
-    for choice in answered(answer):
+        answer = collected(answer)
+    for choice in required_choices(answer):
         choice.setdefault("logprobs", None)
         message = choice.get("message")
         if isinstance(message, dict):
@@ -231,64 +246,69 @@ def write(answer, ask):
 
 
 def write_message(message, names):
-    content, thought = message.get("content"), ""
-    if isinstance(content, str):
-        had = any(message.get(name) for name in reasoning.FIELDS["both"])
-        thought, rest = leaked(content) if not had else ("", content)
+    """Bring an engine's message into OpenAI's form, in place: its reasoning under `names`, thinking
+    that leaked into its content taken out."""
+    content = message.get("content")
+    thought = ""
+    if isinstance(content, str) and not any(message.get(name) for name in reasoning.FIELDS["both"]):
+        thought, rest = split_thinking(content)
         if rest != content:
             message["content"] = rest
-    rename(message, names, thought)
-    for name in ABSENT:
+    set_reasoning(message, names, thought)
+    for name in NEVER_NULL:
         if message.get(name, "") is None:
             del message[name]
     message.setdefault("refusal", None)
 
 
-def collected(events, ask):
-    """A stream's bytes as the plain completion they add up to. Raises Refusal if they are no whole answer."""
-    stream = ChatStream(usage=True, n=None)  # so that every event is looked into
+def collected(events):
+    """The plain completion (a dict) that a stream's bytes add up to. Raises Refusal if they are no
+    whole answer."""
+    stream = ChatStream(usage=True, n=None)  # so that every event is parsed
     chunks = chunks_of(events, stream)
-    messages, ends = {}, {}
+    choices = {}
     for chunk in chunks:
         for choice in choices_of(chunk):
-            index = choice["index"] if isinstance(choice.get("index"), int) else 0
-            add(messages.setdefault(index, {"role": "assistant", "content": None}), choice["delta"])
-            add_end(ends.setdefault(index, {"logprobs": None}), choice)
-    head = {name: chunks[0].get(name) for name in ("id", "created", "model")}
-    whole = [
-        {"index": index, "message": messages[index], **ends[index]} for index in sorted(messages)
-    ]
-    return {**head, "object": "chat.completion", "choices": whole, "usage": stream.usage}
+            index = index_of(choice)
+            message = {"role": "assistant", "content": None}
+            new = {"index": index, "message": message, "logprobs": None}
+            whole = choices.setdefault(index, new)
+            add_delta(whole["message"], choice["delta"])
+            add_end(whole, choice)
+    return {
+        **{name: chunks[0].get(name) for name in ("id", "created", "model")},
+        "object": "chat.completion",
+        "choices": [choices[index] for index in sorted(choices)],
+        "usage": stream.usage,
+    }
 
 
-def add(message, delta):
+def add_delta(message, delta):
     """Add one delta to a message."""
     for name, value in delta.items():
         if name == "tool_calls":
-            for call in value if isinstance(value, list) else ():
-                if isinstance(call, dict):
-                    add_call(message.setdefault("tool_calls", []), call)
+            for piece in objects_in(delta, name):
+                add_tool_call(message.setdefault(name, []), piece)
         elif isinstance(value, str) and name != "role":
             message[name] = (message.get(name) or "") + value
 
 
-def add_end(end, choice):
+def add_end(whole, choice):
     """Add what stands beside a delta: how the choice ended, and its logprobs."""
-    end |= {name: choice.get(name) for name in ("finish_reason", "stop_reason") if name in choice}
-    given = choice.get("logprobs")
-    if isinstance(given, dict) and isinstance(given.get("content"), list):
-        end["logprobs"] = end["logprobs"] or {"content": []}
-        end["logprobs"]["content"] += given["content"]
+    for name in ("finish_reason", "stop_reason"):
+        if name in choice:
+            whole[name] = choice[name]
+    tokens = object_in(choice, "logprobs").get("content")
+    if isinstance(tokens, list):
+        whole["logprobs"] = whole["logprobs"] or {"content": []}
+        whole["logprobs"]["content"] += tokens
 
 
-def add_call(calls, piece):
-    if piece["index"] == len(calls):
-        calls.append(
-            {"id": piece.get("id"), "type": "function", "function": {"name": "", "arguments": ""}}
-        )
-    function = piece.get("function")
-    for name, value in function.items() if isinstance(function, dict) else ():
-        text = value if isinstance(value, str) else "" if value is None else dumps(value).decode()
-        calls[piece["index"]]["function"][name] = (
-            calls[piece["index"]]["function"].get(name, "") + text
-        )
+def add_tool_call(tool_calls, piece):
+    """Add a piece of a tool call, which has its true index, to those of a message."""
+    if piece["index"] == len(tool_calls):
+        function = {"name": "", "arguments": ""}
+        tool_calls.append({"id": piece.get("id"), "type": "function", "function": function})
+    function = tool_calls[piece["index"]]["function"]
+    for name, value in object_in(piece, "function").items():
+        function[name] = function.get(name, "") + arguments_text(value)

@@ -1,29 +1,35 @@
 """OpenAI text completions: a prompt as it is, without a chat template.
 
-Near-identity: it goes to the engine's own /v1/completions under the engine's name of the model. Several prompts and token
-arrays go on as they are; an engine that does not take them says so.
+Near-identity: it goes to the engine's own /v1/completions under the engine's name of the model.
+Several prompts and token arrays go on as they are; an engine that does not take them says so.
 
 Source: the gateway's specification, pages 2 and 3; OpenAI's reference of POST /v1/completions.
 """
 
 from dialects import Ask, sampling
-from dialects.engine import chunks_of, model_for, openai_refusal, written  # noqa: F401, part of a dialect
-from dialects.read import count_of, parse, read_stream, typed
+from dialects.engine import model_for, written
+from dialects.read import choices_asked, parse, read_stream, typed
 from errors import InvalidRequest, error_body
-from stream import CompletionStream, answered, choices_of, data_event, dumps
+from stream import (
+    CompletionStream,
+    choices_of,
+    chunks_of,
+    data_event,
+    dumps,
+    index_of,
+    required_choices,
+)
 
 PATH = "/v1/completions"
 MAX_TOKENS = 16  # unless the request says more, as OpenAI's
 EXPECTED = "must be a text, a list of texts, a list of token ids, or a list of such lists"
-LISTS = (
-    "tokens",
-    "token_logprobs",
-    "top_logprobs",
-    "text_offset",
-)  # of logprobs, that grow with a stream
+# The lists in logprobs, which grow with a stream.
+LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
-class Stream(CompletionStream):
+class PromptStream(CompletionStream):
+    """A text completion stream whose error events are in this API's words."""
+
     def fail(self, error):
         return data_event(error_body(of_prompt(error)))
 
@@ -34,35 +40,29 @@ def read(body, fleet):
     streams, usage = read_stream(payload)
     typed(payload, "model", str, "a text")
     prompts = read_prompt(payload)
-    sampling.read_lengths(
-        payload, 0 if payload.get("echo") is True else 1
-    )  # nothing new: the prompt's own logprobs
+    # With `echo` a client may ask for no new token: it wants the prompt's own logprobs.
+    sampling.read_lengths(payload, least=int(payload.get("echo") is not True))
     sampling.read_format(payload)
     model = model_for(fleet, payload.get("model"), "chat")
-    settle(payload, model)
+    if sampling.first_of(payload, sampling.LENGTH_NAMES) is None:
+        payload["max_tokens"] = MAX_TOKENS
+    sampling.fill_in(payload, model.sampling)
+    payload["model"] = model.engine_id
     if not streams:
         return Ask(PATH, written(payload), model)
     payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
-    n = count_of(payload.get("n"))
-    return Ask(PATH, written(payload), model, Stream(usage, n and n * prompts))
-
-
-def settle(payload, model):
-    """The fields that the gateway owns."""
-    if sampling.given(payload, sampling.LENGTH) is None:
-        payload["max_tokens"] = MAX_TOKENS
-    sampling.settle(payload, model.sampling)
-    payload["model"] = model.engine_id
+    n = choices_asked(payload.get("n"))
+    if n is not None:
+        n *= prompts
+    return Ask(PATH, written(payload), model, PromptStream(usage, n))
 
 
 def read_prompt(payload):
     """How many prompts there are. Raises InvalidRequest where there is none."""
     prompt = payload.get("prompt")
-    if (
-        prompt is None and payload.get("prompt_embeds") is not None
-    ):  # vLLM's, where it is started for them
-        return 1
     if prompt is None:
+        if payload.get("prompt_embeds") is not None:  # some engines take it instead
+            return 1
         raise InvalidRequest('prompt is missing: send a text such as "Once upon a time"', "prompt")
     if isinstance(prompt, str):
         return 1
@@ -70,10 +70,9 @@ def read_prompt(payload):
         raise InvalidRequest(f"prompt {EXPECTED}, and not empty", "prompt")
     if are_tokens(prompt):
         return 1
-    if not all(
-        isinstance(one, str) or isinstance(one, list) and one and are_tokens(one) for one in prompt
-    ):
-        raise InvalidRequest(f"prompt {EXPECTED}", "prompt")
+    for one in prompt:
+        if not isinstance(one, str) and not (isinstance(one, list) and one and are_tokens(one)):
+            raise InvalidRequest(f"prompt {EXPECTED}", "prompt")
     return len(prompt)
 
 
@@ -86,36 +85,34 @@ def are_tokens(values):
 
 
 def write(answer, ask):
-    """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
+    """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that
+    nobody asked for. Raises Refusal."""
     if isinstance(answer, bytes):
         answer = collected(answer)
-    for choice in answered(answer):
+    for choice in required_choices(answer):
         choice.setdefault("logprobs", None)
         if not isinstance(choice.get("text"), str):
             choice["text"] = ""
-    if isinstance(answer.get("usage"), dict):  # vLLM's nulls, which OpenAI's schema forbids
-        answer["usage"] = {
-            name: value for name, value in answer["usage"].items() if value is not None
-        }
-    return dumps(answer), answer.get("usage")
+    usage = answer.get("usage")
+    if isinstance(usage, dict):  # some engines' nulls in it OpenAI's schema forbids
+        usage = {name: value for name, value in usage.items() if value is not None}
+        answer["usage"] = usage
+    return dumps(answer), usage
 
 
 def collected(events):
-    """A stream's bytes as the plain completion they add up to. Raises Refusal if they are no whole answer."""
-    stream, choices = CompletionStream(usage=True, n=None), {}
+    """The plain completion (a dict) that a stream's bytes add up to. Raises Refusal if they are no
+    whole answer."""
+    stream = CompletionStream(usage=True, n=None)  # so that every event is parsed
     chunks = chunks_of(events, stream)
+    choices = {}
     for chunk in chunks:
         for choice in choices_of(chunk):
-            index = choice["index"] if isinstance(choice.get("index"), int) else 0
-            add(
-                choices.setdefault(
-                    index, {"index": index, "text": "", "logprobs": None, "finish_reason": None}
-                ),
-                choice,
-            )
-    head = {name: chunks[0].get(name) for name in ("id", "created", "model")}
+            index = index_of(choice)
+            new = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+            add(choices.setdefault(index, new), choice)
     return {
-        **head,
+        **{name: chunks[0].get(name) for name in ("id", "created", "model")},
         "object": "text_completion",
         "choices": [choices[index] for index in sorted(choices)],
         "usage": stream.usage,
@@ -126,21 +123,24 @@ def add(whole, choice):
     """Add a chunk's choice to what came before it."""
     whole["text"] += choice["text"]
     whole["finish_reason"] = choice.get("finish_reason") or whole["finish_reason"]
-    given = choice.get("logprobs")
-    if isinstance(given, dict):
-        before = whole["logprobs"] or {}
-        whole["logprobs"] = {
-            name: [*before.get(name, []), *given[name]]
-            for name in LISTS
-            if isinstance(given.get(name), list)
-        }
+    if not isinstance(choice.get("logprobs"), dict):
+        return
+    before = whole["logprobs"] or {}
+    logprobs = choice["logprobs"]
+    whole["logprobs"] = {
+        name: [*before.get(name, []), *logprobs[name]]
+        for name in LISTS
+        if isinstance(logprobs.get(name), list)
+    }
 
 
 def refusal(error):
-    return openai_refusal(of_prompt(error))
+    """A Refusal in OpenAI's shape, as bytes."""
+    return dumps(error_body(of_prompt(error)))
 
 
 def of_prompt(error):
     """A Refusal in this API's words: what is too long for the context is the prompt."""
-    error.param = "prompt" if error.param == "messages" else error.param
+    if error.param == "messages":
+        error.param = "prompt"
     return error

@@ -1,7 +1,8 @@
 """OpenAI embeddings: texts in, vectors out.
 
-The engine is asked in the form that the client wants, and what it gives is brought into that form: some engines know only
-one of the two. `dimensions` is the gateway's own: vectors are cut and normalised here, whatever the engine can do.
+The engine is asked in the form that the client wants, and what it gives is brought into that form:
+some engines know only one of the two. `dimensions` is the gateway's own: vectors are cut and
+normalised here, whatever the engine can do.
 
 Source: the gateway's specification, pages 2 and 3; OpenAI's reference of POST /v1/embeddings.
 """
@@ -11,10 +12,10 @@ from array import array
 from base64 import b64decode, b64encode
 
 from dialects import Ask
-from dialects.engine import model_for, openai_refusal, written  # noqa: F401, part of a dialect
-from dialects.read import parse, typed
 from dialects.completions import are_tokens
-from errors import InvalidRequest, UpstreamError
+from dialects.engine import model_for, written
+from dialects.read import parse, typed
+from errors import InvalidRequest, UpstreamError, error_body
 from stream import dumps
 
 PATH = "/v1/embeddings"
@@ -29,42 +30,47 @@ MOST = 1 << 20  # dimensions
 def read(body, fleet):
     """A request's body (bytes) as an Ask. Raises Refusal."""
     payload = parse(body)
-    typed(payload, "model", str, "a text")
-    count = read_input(payload)
+    name = typed(payload, "model", str, "a text")
+    inputs = read_input(payload)
+    form = read_form(payload)
+    dimensions = payload.pop("dimensions", None)
+    if dimensions is not None and not (type(dimensions) is int and 1 <= dimensions <= MOST):
+        raise InvalidRequest("dimensions must be a positive whole number", "dimensions")
+    for ignored in ("stream", "stream_options"):  # there is nothing to stream
+        payload.pop(ignored, None)
+    if name is None:
+        name = first_model(fleet)
+    model = model_for(fleet, name, "embedding")
+    payload |= {"model": model.engine_id, "encoding_format": form}
+    extra = {"form": form, "dimensions": dimensions, "inputs": inputs}
+    return Ask(PATH, written(payload), model, extra=extra)
+
+
+def read_form(payload):
+    """The encoding_format, one of FORMATS."""
     form = typed(payload, "encoding_format", str, "float or base64")
-    form = FORMATS[0] if form is None else form
+    if form is None:
+        return FORMATS[0]
     if form not in FORMATS:
         raise InvalidRequest(
             f"encoding_format must be float or base64, not {form[:40]!r}", "encoding_format"
         )
-    dimensions = payload.pop("dimensions", None)
-    if dimensions is not None and not (type(dimensions) is int and 1 <= dimensions <= MOST):
-        raise InvalidRequest("dimensions must be a positive whole number", "dimensions")
-    for name in ("stream", "stream_options"):  # there is nothing to stream
-        payload.pop(name, None)
-    model = model_for(fleet, meant(payload.get("model"), fleet), "embedding")
-    payload |= {"model": model.engine_id, "encoding_format": form}
-    return Ask(
-        PATH,
-        written(payload),
-        model,
-        extra={"form": form, "dimensions": dimensions, "count": count},
-    )
+    return form
 
 
-def meant(name, fleet):
-    """Without a name, the first embedding model: the default one is for chats."""
-    return (
-        name
-        if name is not None
-        else next((model.id for model in fleet.models() if model.purpose == "embedding"), None)
-    )
+def first_model(fleet):
+    """The id of the first embedding model, or None. The fleet's own default is for chats."""
+    for model in fleet.models():
+        if model.purpose == "embedding":
+            return model.id
+    return None
 
 
 def read_input(payload):
     """How many inputs there are. Raises InvalidRequest where there is none."""
     given = payload.get("input")
-    if payload.pop("messages", None) is not None:  # vLLM's, with images that it would fetch itself
+    # Some engines embed messages, and would fetch the images in them themselves.
+    if payload.pop("messages", None) is not None:
         raise InvalidRequest("messages are not embedded here: send texts as input alone", "input")
     if given is None:
         raise InvalidRequest("input is missing: send a text or a list of texts", "input")
@@ -74,8 +80,8 @@ def read_input(payload):
         raise InvalidRequest(f"input {EXPECTED}", "input")
     if are_tokens(given):
         return 1
-    kinds = {type(one) for one in given}
-    if kinds == {str} or kinds == {list} and all(one and are_tokens(one) for one in given):
+    types = {type(one) for one in given}
+    if types == {str} or types == {list} and all(one and are_tokens(one) for one in given):
         return len(given)
     raise InvalidRequest(f"input {EXPECTED}", "input")
 
@@ -86,13 +92,14 @@ def read_input(payload):
 def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer. Raises Refusal."""
     data = answer.get("data") if isinstance(answer, dict) else None
-    if not isinstance(data, list) or len(data) != ask.extra["count"]:
+    if not isinstance(data, list) or len(data) != ask.extra["inputs"]:
         raise UpstreamError(UNREADABLE)
     for item in data:
-        item["embedding"] = formed(
-            vector_in(item), **{name: ask.extra[name] for name in ("form", "dimensions")}
-        )
-    usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else None
+        vector = vector_in(item)
+        item["embedding"] = formed(vector, ask.extra["form"], ask.extra["dimensions"])
+    usage = answer.get("usage")
+    if not isinstance(usage, dict):
+        usage = None
     answer["usage"] = usage or {"prompt_tokens": 0, "total_tokens": 0}
     return dumps(answer), usage
 
@@ -101,30 +108,38 @@ def vector_in(item):
     """What an item of the engine's answer holds: a list of numbers, or a text in base64."""
     value = item.get("embedding") if isinstance(item, dict) else None
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
-        value = value[0]  # llama.cpp's, where it does not pool
+        value = value[0]  # some engines put the vector into a list
     if not isinstance(value, (list, str)) or not value:
         raise UpstreamError(UNREADABLE)
     return value
 
 
 def formed(value, form, dimensions):
-    """A vector in the form that the client wants."""
+    """A vector in the form that the client wants. Raises Refusal.
+
+    What is in that form already stays as it came. A list would be cut to 32 bits; a text may hold
+    other types of numbers, where the client asked the engine for them.
+    """
     if dimensions is None and form == "base64" and isinstance(value, str):
         unpacked(value)
-        return value  # of whatever numbers: vLLM packs other types too, where it is asked to
+        return value
     numbers = floats(value)
     if dimensions is None and form == "float" and isinstance(value, list):
-        return value  # not cut to 32 bits
+        return value
     if dimensions is not None:
         numbers = shortened(numbers, dimensions)
-    return numbers.tolist() if form == "float" else b64encode(numbers.tobytes()).decode()
+    if form == "float":
+        return numbers.tolist()
+    return b64encode(numbers.tobytes()).decode()
 
 
 def floats(value):
-    """A vector as an array of 32-bit floats, whose bytes are what base64 holds. Raises UpstreamError where it is none: JSON
-    has no NaN, and what holds one is no vector."""
+    """A vector as an array of 32-bit floats, whose bytes are what base64 holds. Raises
+    UpstreamError where it is none, also where it holds a NaN: JSON has none."""
+    if isinstance(value, str):
+        value = unpacked(value)
     try:
-        numbers = array("f", value if isinstance(value, list) else unpacked(value))
+        numbers = array("f", value)
     except (TypeError, ValueError, OverflowError):
         raise UpstreamError(UNREADABLE) from None
     if not math.isfinite(sum(numbers)):
@@ -141,17 +156,20 @@ def unpacked(text):
 
 
 def shortened(numbers, dimensions):
-    """The beginning of a vector, with length 1 again."""
+    """The beginning of a vector, with length 1 again. Raises InvalidRequest."""
     if dimensions > len(numbers):
         raise InvalidRequest(
             f"dimensions must be at most {len(numbers)} for this model", "dimensions"
         )
     numbers = numbers[:dimensions]
     length = math.sqrt(math.fsum(number * number for number in numbers))
-    return array("f", (number / length for number in numbers)) if length else numbers
+    if not length:
+        return numbers
+    return array("f", (number / length for number in numbers))
 
 
 def refusal(error):
-    """A Refusal in this API's words: what is too long for the context is the input."""
-    error.param = "input" if error.param == "messages" else error.param
-    return openai_refusal(error)
+    """A Refusal in this API's words, as bytes: what is too long for the context is the input."""
+    if error.param == "messages":
+        error.param = "input"
+    return dumps(error_body(error))

@@ -1,32 +1,33 @@
-"""The engine's request: what every chat API becomes, a chat completion with the engine's own words in it."""
+"""The engine's request: what every chat API becomes, a chat completion in the words of engines."""
 
 import hashlib
 
 import reasoning
 from dialects import Ask, sampling
 from dialects.read import too_deep
-from errors import InvalidRequest, error_body
-from stream import data_of, dumps, loads
+from errors import InvalidRequest
+from stream import dumps, set_reasoning
 
 CHAT = "/v1/chat/completions"
 PURPOSES = {"chat": "a chat model", "embedding": "an embedding model"}
 
 
-def engine_chat(payload, fleet, streaming=None, **extra):
-    """The Ask of a chat completion: its model found and what is particular about it, its reasoning controls translated, its
-    images by address taken out, its usage asked for.
+def engine_chat(payload, fleet, make_stream=None, **extra):
+    """The Ask of a chat completion. Raises Refusal.
 
-    payload     the request in the form of chat completions, `model` a name of ours; changed in place
-    streaming   makes the stream, given the names under which the client gets the reasoning; None: a plain answer
+    payload       the request in the form of chat completions, `model` a name that clients know;
+                  changed in place
+    make_stream   a function: the names under which the client gets the reasoning -> a stream of
+                  stream.py; None: the answer is not streamed
+    extra         the Ask's
     """
-    model = for_engine(payload, fleet)
+    model = fit_to_model(payload, fleet)
     names = reasoning.FIELDS[model.reasoning_field]
-    if streaming is None:
-        return Ask(
-            CHAT, written(payload, images_of(payload)), model, extra={"names": names, **extra}
-        )
+    if make_stream is None:
+        extra = {"names": names, **extra}
+        return Ask(CHAT, written(payload, images_of(payload)), model, extra=extra)
     payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
-    return Ask(CHAT, written(payload, images_of(payload)), model, streaming(names), extra)
+    return Ask(CHAT, written(payload, images_of(payload)), model, make_stream(names), extra)
 
 
 def model_for(fleet, name, purpose):
@@ -44,94 +45,82 @@ def model_for(fleet, name, purpose):
     return model
 
 
-def instruct(messages, system):
-    """Put the model's own system prompt before messages that have none."""
-    if system and not any(message.get("role") in ("system", "developer") for message in messages):
-        messages.insert(0, {"role": "system", "content": system})
-
-
-def for_engine(payload, fleet):
-    """Put the engine's own words, and what is particular about the model, into a chat; its Model."""
+def fit_to_model(payload, fleet):
+    """Put the engine's own words, and what is particular about the model, into a chat (changed in
+    place). Returns the Model. Raises Refusal."""
     model = model_for(fleet, payload.get("model"), "chat")
     reasoning.translate(payload, model.effort)
-    sampling.settle(payload, model.sampling)
-    instruct(payload["messages"], model.system)
+    sampling.fill_in(payload, model.sampling)
+    messages = payload["messages"]
+    instructed = any(message.get("role") in ("system", "developer") for message in messages)
+    if model.system and not instructed:
+        messages.insert(0, {"role": "system", "content": model.system})
+    for message in messages:
+        set_reasoning(message, (model.engine_kind.earlier_reasoning,))
     payload["model"] = model.engine_id
     return model
 
 
-def counted(payload, fleet):
-    """The Ask of a chat completion whose prompt is only counted."""
-    model = for_engine(payload, fleet)
+# ---- the length of a prompt
+
+
+def count_only(payload, fleet):
+    """The Ask of a chat whose prompt is only counted. Raises Refusal."""
+    model = fit_to_model(payload, fleet)
     images_of(payload)  # raises as for the request itself
-    return to_count(Ask(None, [], model), payload)
+    return with_count(Ask(None, [], model), payload)
 
 
-def to_count(ask, payload):
-    """Have the tokens of an Ask's prompt counted; `payload` is what `engine_chat` made of it. Images are left out: an
-    engine's tokenizer doesn't see them, and they would be sent twice."""
+def with_count(ask, payload):
+    """An Ask that also has its prompt counted. `payload`: the chat, after `engine_chat`.
+
+    Images are left out: an engine's tokenizer doesn't see them, and they would be sent twice.
+    """
     prompt = {
         name: payload[name]
         for name in ("model", "tools", "chat_template_kwargs")
         if payload.get(name)
     }
-    if payload.get(
-        "reasoning_effort"
-    ):  # here vLLM knows it as a field, there inside the kwargs only
+    # Where an engine counts, it knows the effort among the kwargs alone; in a chat as a field too.
+    if payload.get("reasoning_effort"):
         effort = {"reasoning_effort": payload["reasoning_effort"]}
         prompt["chat_template_kwargs"] = {**effort, **prompt.get("chat_template_kwargs", {})}
     prompt["messages"] = [without_images(message) for message in payload["messages"]]
-    ask.unseen = sum(
-        len(parts_of(whole)) - len(parts_of(bare))
-        for whole, bare in zip(payload["messages"], prompt["messages"])
-    )
+    ask.unseen = sum(len(images_in(message)) for message in payload["messages"])
     ask.count = written(prompt)
     return ask
 
 
+# ---- images
+
+
+def is_image(part):
+    return isinstance(part, dict) and part.get("type") == "image_url"
+
+
+def images_in(message):
+    """The parts of a message that are images."""
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return []
+    return [part for part in parts if is_image(part)]
+
+
 def without_images(message):
-    if not any(part.get("type") == "image_url" for part in parts_of(message)):
+    if not images_in(message):
         return message
-    return {
-        **message,
-        "content": [part for part in message["content"] if part.get("type") != "image_url"],
-    }
-
-
-def parts_of(message):
-    return message["content"] if isinstance(message.get("content"), list) else []
-
-
-def written(payload, images=()):
-    """A payload as the bytes for the engine; while the request waits for its slot, nothing else of it is kept. `images` are
-    the image_url objects in it, in their order, whose addresses are to stand as a str between the bytes."""
-    try:
-        text = dumps(payload)
-    except RecursionError:  # it is read deeper than it can be written
-        raise too_deep() from None
-    if not images:
-        return [text]
-    mark = (
-        "image:" + hashlib.sha256(text).hexdigest()
-    )  # which cannot stand in what it was made from
-    urls = [image["url"] for image in images]
-    for image in images:
-        image["url"] = mark
-    first, *rest = dumps(payload).split(mark.encode())
-    return [first, *(piece for pair in zip(urls, rest) for piece in pair)]
+    return {**message, "content": [part for part in message["content"] if not is_image(part)]}
 
 
 def images_of(payload):
-    """The image_url objects of a chat that hold an address. Raises InvalidRequest where an engine would read something else,
-    a file of its own for example."""
-    sources = [
+    """The image_url objects of a chat that hold an address. Raises InvalidRequest where an engine
+    would read something else, a file of its own for example."""
+    found = [
         part.get("image_url")
         for message in payload["messages"]
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-        if isinstance(part, dict) and part.get("type") == "image_url"
+        for part in images_in(message)
+        if not is_data(part.get("image_url"))
     ]
-    found = [source for source in sources if not is_data(source)]
     if not all(isinstance(source, dict) and is_address(source.get("url")) for source in found):
         raise InvalidRequest(
             "an image must be a data URL (data:image/png;base64,...) or an http(s) address",
@@ -141,25 +130,37 @@ def images_of(payload):
 
 
 def is_data(source):
-    return (
-        isinstance(source, dict)
-        and isinstance(source.get("url"), str)
-        and source["url"][:5].lower() == "data:"
-    )
+    """Whether an image_url object holds a data URL."""
+    url = source.get("url") if isinstance(source, dict) else None
+    return isinstance(url, str) and url[:5].lower() == "data:"
 
 
 def is_address(url):
     return isinstance(url, str) and url[:8].lower().startswith(("http://", "https://"))
 
 
-def openai_refusal(error):
-    return dumps(error_body(error))
+# ---- bytes
 
 
-def chunks_of(events, stream):
-    """The chunks (dicts) in the bytes of a whole stream, which `stream` reads. Raises Refusal if they are no whole answer."""
-    chunks = [
-        loads(data_of(event)) for event in stream.feed(events + b"\n\n").split(b"\n\n") if event
-    ]
-    stream.end()
-    return chunks
+def written(payload, images=()):
+    """A payload as the bytes for the engine, a list: while the request waits for its slot, nothing
+    else of it is kept. Raises InvalidRequest where it is nested too deeply.
+
+    images   the image_url objects in it, in their order, whose addresses are to stand as a str
+             between the bytes; changed in place
+    """
+    try:
+        text = dumps(payload)
+    except RecursionError:  # orjson reads deeper than it writes
+        raise too_deep() from None
+    if not images:
+        return [text]
+    urls = [image["url"] for image in images]
+    mark = "image:" + hashlib.sha256(text).hexdigest()  # a text can't hold a hash of itself
+    for image in images:
+        image["url"] = mark
+    first, *rest = dumps(payload).split(mark.encode())
+    body = [first]
+    for url, piece in zip(urls, rest, strict=True):
+        body += [url, piece]
+    return body

@@ -2,6 +2,7 @@
 
 import gc
 import json
+from contextlib import suppress
 
 import orjson
 
@@ -9,38 +10,17 @@ from errors import InvalidRequest
 from stream import dumps, loads
 
 
-def read_stream(payload):
-    """(whether a stream is asked for, whether with its usage)."""
-    streams = typed(payload, "stream", bool, "true or false") or False
-    options = typed(payload, "stream_options", dict, "an object")
-    if options is not None and not streams:
-        raise InvalidRequest("stream_options needs stream: true", "stream_options")
-    return streams, typed(
-        options or {}, "include_usage", bool, "true or false", "stream_options."
-    ) or False
-
-
-def count_of(n):
-    """The number of choices that `n` asks for, or None where it is odd: the engine then decides."""
-    if n is None:
-        return 1
-    return n if isinstance(n, int) and not isinstance(n, bool) and n > 0 else None
-
-
 def parse(body):
-    """The JSON object of a body. NaN, lone surrogates, bad UTF-8 and endless nesting are none."""
+    """The JSON object (a dict) of a body (bytes). Raises InvalidRequest, also for NaN, lone
+    surrogates, bad UTF-8 and endless nesting."""
     gc.disable()  # it would walk through millions of new objects, again and again
     try:
         payload = orjson.loads(body)
-        if isinstance(payload, dict) and any(
-            isinstance(value, float) and abs(value) >= 1 << 63 for value in payload.values()
-        ):
-            payload = json.loads(
-                body
-            )  # a whole number that orjson makes a float, such as a large seed
+        if isinstance(payload, dict) and any(map(is_large_float, payload.values())):
+            payload = json.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
-    except RecursionError:  # json reads less deep
+    except RecursionError:  # json's depth is less than orjson's
         raise too_deep() from None
     finally:
         gc.enable()
@@ -49,26 +29,59 @@ def parse(body):
     return payload
 
 
+def is_large_float(value):
+    """Whether a value may be a whole number, such as a large seed, of which orjson made a float."""
+    return isinstance(value, float) and abs(value) >= 1 << 63
+
+
 def too_deep():
     return InvalidRequest("the body is nested too deeply")
 
 
-def typed(table, name, kind, expected, where=""):
-    """A field of the right type, or None if it is absent or null."""
+def typed(table, name, wanted, expected, where=""):
+    """A field of the right type, or None if it is absent or null. Raises InvalidRequest.
+
+    wanted     the type, or a tuple of types
+    expected   the same in words, for the client
+    where      what stands before the field's name in the error, such as "stream_options."
+    """
     value = table.get(name)
-    if value is not None and not isinstance(value, kind):
+    if value is not None and not isinstance(value, wanted):
         raise InvalidRequest(f"{where}{name} must be {expected}", where + name)
     return value
 
 
+def read_stream(payload):
+    """(whether a stream is asked for, whether with its usage). Raises InvalidRequest."""
+    streams = typed(payload, "stream", bool, "true or false")
+    options = typed(payload, "stream_options", dict, "an object")
+    if options is None:
+        return bool(streams), False
+    if not streams:
+        raise InvalidRequest("stream_options needs stream: true", "stream_options")
+    usage = typed(options, "include_usage", bool, "true or false", "stream_options.")
+    return True, bool(usage)
+
+
+def choices_asked(n):
+    """How many choices the field `n` asks for, or None where it is odd: the engine then decides."""
+    if n is None:
+        return 1
+    return n if type(n) is int and n > 0 else None
+
+
 def mended(arguments):
-    """Tool arguments as the JSON object that chat templates insist on, in a string."""
+    """A tool call's arguments, as a client has them in its history, as the text of a JSON object:
+    chat templates insist on one. What is no object goes into one, as {"input": …}. Raises
+    RecursionError where they are nested too deeply."""
     if isinstance(arguments, dict):
         return dumps(arguments).decode()
     if arguments is None or isinstance(arguments, str) and not arguments.strip():
         return "{}"
-    try:
-        value = loads(arguments.encode()) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        value = arguments
-    return arguments if isinstance(value, dict) else dumps({"input": value}).decode()
+    value = arguments
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            value = loads(arguments.encode())
+        if isinstance(value, dict):
+            return arguments
+    return dumps({"input": value}).decode()

@@ -19,7 +19,6 @@ import call as calls
 from front.body import Body
 from store import ledger
 from dialects import chat, completions, embeddings, messages
-from dialects.engine import openai_refusal  # noqa: F401, part of a dialect
 from dialects.messages import count as messages_count
 from dialects.responses import Responses
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound
@@ -354,7 +353,7 @@ def refused(error):
     if isinstance(error, HTTPException):
         error = from_werkzeug(error)
     refusal = request.environ["sparks.refusal"] = calls.as_refusal(error)
-    body = messages.refusal(refusal) if speaks_anthropic(request) else openai_refusal(refusal)
+    body = messages.refusal(refusal) if speaks_anthropic(request) else chat.refusal(refusal)
     return Response(
         body, refusal.status, {**allowed, **refusal.headers}, mimetype="application/json"
     )

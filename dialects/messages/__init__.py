@@ -1,29 +1,28 @@
-"""Anthropic's Messages: the request as an Ask, the plain answer, the refusals.
+"""Anthropic's Messages: a request as an Ask, the engine's plain answer as a message, and refusals.
 
-Conversation and tools are read in conversation.py, the stream's events are made in events.py. Clients read
-`content[0].text`, so without thinking there is no thinking block: reasoning that comes all the same is left out.
+    read    conversation.py and tools.py make a chat of the request, events.py the client's stream
+    write   message.py and usage.py have what a plain message shares with a streamed one
+    refusal errors.py
 
-Source: the gateway's specification, pages 3 and 4; Anthropic's reference of POST /v1/messages; docs/messages.md lists
-where this differs from either, and why.
+Source: the gateway's specification, pages 3 and 4; Anthropic's reference of POST /v1/messages;
+docs/messages.md lists where this differs from either, and why.
 """
 
-import logging
-
-from dialects.engine import engine_chat, to_count
-from dialects.read import mended, parse, typed
-from dialects.chat import collected, write_message
-from dialects.messages.conversation import at, read_conversation, read_tools
-from dialects.messages.events import MessageStream, figures, message_id, reason_of
-from dialects.messages.events import refusal  # noqa: F401, part of a dialect
+from dialects.chat import collected
+from dialects.engine import engine_chat, with_count
+from dialects.loose import as_dict
+from dialects.messages.conversation import read_conversation
+from dialects.messages.errors import invalid, refusal
+from dialects.messages.events import MessageStream
+from dialects.messages.message import content_blocks, message_id, stop_of
+from dialects.messages.tools import read_tools
+from dialects.messages.usage import usage_of
+from dialects.read import parse, typed
 from errors import InvalidRequest
-from stream import answered, as_id, dumps, loads
+from stream import dumps, required_choices
 
-logger = logging.getLogger("sparks")
-BUDGETS = (
-    (4096, "low"),
-    (16384, "high"),
-)  # thinking tokens below which a word stands for them; from there on: max
-EFFORTS = ("low", "medium", "high", "xhigh", "max")
+__all__ = ["read", "write", "refusal"]
+
 # What engines understand beside Anthropic's own fields goes on as it came.
 PASSED = (
     "seed",
@@ -33,8 +32,10 @@ PASSED = (
     "repetition_penalty",
     "chat_template_kwargs",
 )
-NUMBERS = ("temperature", "top_p")
-LONGEST = 1 << 53  # tokens; beyond it JSON's numbers are not exact
+# Numbers of thinking tokens, each with the effort that stands for less of them; from there on: max.
+BUDGETS = ((4096, "low"), (16384, "high"))
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+LARGEST = 1 << 53  # of tokens; beyond it JSON's numbers are not exact
 
 
 def read(body, fleet):
@@ -43,22 +44,50 @@ def read(body, fleet):
     payload, model, thinks = read_prompt(request, fleet)
     payload["max_tokens"] = read_max_tokens(request, model.context)
     read_sampling(request, payload)
-    named = request.get("model") or model.id
+    model_name = request.get("model") or model.id
     if not typed(request, "stream", bool, "true or false"):
-        return engine_chat(payload, fleet, named=named, thinks=thinks)
+        return engine_chat(payload, fleet, model_name=model_name, thinks=thinks)
     payload["stream"] = True
-    return to_count(
-        engine_chat(payload, fleet, lambda names: MessageStream(named, thinks)), payload
-    )
+    ask = engine_chat(payload, fleet, lambda names: MessageStream(model_name, thinks))
+    return with_count(ask, payload)
+
+
+def write(answer, ask):
+    """(the client's bytes, the usage) of an engine's answer.
+
+    answer  a chat completion (a dict), or the bytes of a stream that nobody asked for
+    """
+    if isinstance(answer, bytes):
+        answer = collected(answer)
+    choice = required_choices(answer)[0]
+    message = as_dict(choice.get("message"))
+    blocks = content_blocks(message, ask.extra["thinks"])
+    calls_tool = any(block["type"] == "tool_use" for block in blocks)
+    reason, sequence = stop_of(choice, calls_tool, bool(message.get("refusal")))
+    usage = answer.get("usage")
+    said = {
+        "id": message_id(answer.get("id")),
+        "type": "message",
+        "role": "assistant",
+        "model": ask.extra["model_name"],
+        "content": blocks,
+        "stop_reason": reason,
+        "stop_sequence": sequence,
+        "usage": usage_of(usage),
+    }
+    return dumps(said), usage
+
+
+# ---- the prompt
 
 
 def read_prompt(request, fleet):
     """(payload, model, whether it thinks): all that the chat template sees."""
     typed(request, "model", str, "a text")
-    payload = {
-        "model": request.get("model"),
-        **{name: request[name] for name in PASSED if request.get(name) is not None},
-    }
+    payload = {"model": request.get("model")}
+    for name in PASSED:
+        if request.get(name) is not None:
+            payload[name] = request[name]
     messages = request.get("messages")
     if messages is None:
         raise InvalidRequest("messages: Field required", "messages")
@@ -68,142 +97,81 @@ def read_prompt(request, fleet):
     return payload, model, read_thinking(request, payload, model)
 
 
-def read_max_tokens(request, context):
-    """It is a limit here, no wish: Claude Code asks for 128,000, and vLLM refuses more than the context."""
-    value = request.get("max_tokens")
-    if value is None:
-        raise InvalidRequest("max_tokens: Field required", "max_tokens")
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < LONGEST:
-        raise at("max_tokens", "must be a positive whole number")
-    return min(value, context or value)
-
-
-# ---- thinking and the form of the answer
-
-
 def read_thinking(request, payload, model):
-    """Put in how much the model shall think; whether it shall."""
+    """Put in how much the model shall think, and its answer's form. Returns whether it thinks."""
     config = typed(request, "output_config", dict, "an object") or {}
     read_format(config.get("format") or request.get("output_format"), payload)
     thinking = typed(request, "thinking", dict, 'an object such as {"type": "adaptive"}')
-    thinking = {"type": "disabled"} if thinking is None else thinking
-    kind, effort = thinking.get("type"), config.get("effort")
+    mode = "disabled" if thinking is None else thinking.get("type")
+    effort = config.get("effort")
     if effort is not None and effort not in EFFORTS:
-        raise at("output_config.effort", f"must be one of {', '.join(EFFORTS)}")
-    if kind == "enabled":
+        raise invalid("output_config.effort", f"must be one of {', '.join(EFFORTS)}")
+    if mode == "enabled":
         payload["reasoning_effort"] = read_budget(thinking.get("budget_tokens"), payload, model)
-    elif kind in ("adaptive", "between_tools"):
+    elif mode in ("adaptive", "between_tools"):
         payload["reasoning_effort"] = effort or "high"
-    elif kind == "disabled":
+    elif mode == "disabled":
         payload["reasoning_effort"] = "none"
     else:
-        raise at("thinking.type", "must be enabled, adaptive or disabled")
-    return kind != "disabled"
+        raise invalid("thinking.type", "must be enabled, adaptive or disabled")
+    return mode != "disabled"
 
 
 def read_budget(budget, payload, model):
-    """The word for a number of thinking tokens; an engine that can count them gets the number too."""
-    if isinstance(budget, bool) or not isinstance(budget, int) or not 1 <= budget < LONGEST:
-        raise at("thinking.budget_tokens", "must be a positive whole number")
+    """The effort for a number of thinking tokens. An engine that counts them gets these too."""
+    check_tokens(budget, "thinking.budget_tokens")
     if model.engine_kind.thinking_budget:
         payload[model.engine_kind.thinking_budget] = budget
-    return next((word for least, word in BUDGETS if budget < least), "max")
+    return next((effort for limit, effort in BUDGETS if budget < limit), "max")
 
 
 def read_format(form, payload):
+    """Put the schema that the answer must keep to into the payload; None: it is free."""
     if form is None:
         return
-    if (
-        not isinstance(form, dict)
-        or form.get("type") != "json_schema"
-        or not isinstance(form.get("schema"), dict)
-    ):
-        raise at("output_config.format", 'must be {"type": "json_schema", "schema": {...}}')
+    schema = as_dict(form).get("schema")
+    if as_dict(form).get("type") != "json_schema" or not isinstance(schema, dict):
+        raise invalid("output_config.format", 'must be {"type": "json_schema", "schema": {...}}')
     payload["response_format"] = {
         "type": "json_schema",
-        "json_schema": {"name": "answer", "schema": form["schema"]},
+        "json_schema": {"name": "answer", "schema": schema},
     }
 
 
+# ---- the rest of the request
+
+
+def read_max_tokens(request, context):
+    """The most tokens of the answer.
+
+    Claude Code asks for 128,000 of any model, and engines refuse more than the context (in tokens).
+    """
+    value = request.get("max_tokens")
+    if value is None:
+        raise InvalidRequest("max_tokens: Field required", "max_tokens")
+    check_tokens(value, "max_tokens")
+    return min(value, context or value)
+
+
+def check_tokens(value, where):
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < LARGEST:
+        raise invalid(where, "must be a positive whole number")
+
+
 def read_sampling(request, payload):
-    for name in NUMBERS:
+    """Put in how the model chooses its tokens, and where it stops."""
+    for name in ("temperature", "top_p"):
         value = typed(request, name, (int, float), "a number")
         if isinstance(value, bool):
-            raise at(name, "must be a number")
+            raise invalid(name, "must be a number")
         if value is not None:
             payload[name] = value
     top_k = typed(request, "top_k", int, "a whole number")
     if top_k is not None:
         payload["top_k"] = top_k
-    stops = typed(request, "stop_sequences", list, "a list of texts")
-    if stops and not all(isinstance(stop, str) for stop in stops):
-        raise at("stop_sequences", "must be a list of texts")
-    if stops := [stop for stop in stops or () if stop]:
+    stops = typed(request, "stop_sequences", list, "a list of texts") or []
+    if not all(isinstance(stop, str) for stop in stops):
+        raise invalid("stop_sequences", "must be a list of texts")
+    stops = [stop for stop in stops if stop]
+    if stops:
         payload["stop"] = stops
-
-
-# ---- the plain answer
-
-
-def write(answer, ask):
-    """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that nobody asked for."""
-    if isinstance(answer, bytes):
-        answer = collected(answer, ask)
-    choice = answered(answer)[0]
-    message = choice["message"] if isinstance(choice.get("message"), dict) else {}
-    blocks = blocks_of(message, ask.extra["thinks"])
-    called, refused = (
-        any(block["type"] == "tool_use" for block in blocks),
-        bool(message.get("refusal")),
-    )
-    reason, sequence = reason_of(choice, called, refused)
-    usage = answer.get("usage")
-    return dumps(
-        {
-            "id": message_id(answer.get("id")),
-            "type": "message",
-            "role": "assistant",
-            "model": ask.extra["named"],
-            "content": blocks,
-            "stop_reason": reason,
-            "stop_sequence": sequence,
-            "usage": figures(usage),
-        }
-    ), usage
-
-
-def blocks_of(message, thinks):
-    """The content blocks of a message of the engine's."""
-    write_message(message, ("reasoning",))
-    thought, texts = message.get("reasoning"), [message.get("refusal"), message.get("content")]
-    blocks = []
-    if isinstance(thought, str) and thought.strip() and thinks:
-        blocks.append({"type": "thinking", "thinking": thought, "signature": ""})
-    elif thought and not thinks:
-        logger.info("thinking was off; %d characters of it were left out", len(thought))
-    text = "".join(text for text in texts if isinstance(text, str))
-    if text.strip():
-        blocks.append({"type": "text", "text": text})
-    return blocks + list(tool_uses(message.get("tool_calls")))
-
-
-def tool_uses(calls):
-    """The calls as blocks, no two of one id."""
-    taken = set()
-    for call in calls if isinstance(calls, list) else ():
-        function = call.get("function") if isinstance(call, dict) else None
-        if (
-            not isinstance(function, dict)
-            or not isinstance(function.get("name"), str)
-            or not function["name"]
-        ):
-            continue
-        ident = str(as_id(call.get("id")) or "")
-        ident = ident if ident and ident not in taken else f"toolu_{len(taken)}"
-        taken.add(ident)
-        yield {
-            "type": "tool_use",
-            "id": ident,
-            "name": function["name"],
-            "input": loads(mended(function.get("arguments")).encode("utf-8", "surrogatepass")),
-        }

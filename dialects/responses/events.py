@@ -1,72 +1,98 @@
-"""The answer of OpenAI's Responses API: the events of a stream, and the Response that they add up to.
+"""The answer of OpenAI's Responses API: a stream's events, and the Response that they add up to.
 
 A plain answer is the Response of a stream's last event, so the two cannot differ.
 
-Source: OpenAI's published schema (github.com/openai/openai-openapi), ResponseStreamEvent and Response.
+Source: OpenAI's published schema (github.com/openai/openai-openapi), ResponseStreamEvent and
+Response.
 """
 
-import re
-from typing import Callable, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
+from dialects.loose import BLANK, arguments_text, as_dict
 from dialects.responses.items import (
-    Call,
-    CustomCall,
-    LoggedMessage,
+    CustomToolCall,
+    EventWriter,
     Message,
-    Pen,
-    Refused,
-    Thinking,
-    Tool,
+    MessageWithLogprobs,
+    Reasoning,
+    RefusalMessage,
+    ToolCall,
 )
-from stream import PieceStream, check_end, dumps
+from dialects.responses.tools import ClientTool
+from dialects.responses.usage import usage_of
+from stream import PieceStream, check_finish, dumps, objects_in
 
-BLANK = re.compile(rb"(?: |\\[nrt])*+")  # the inside of a JSON string without a word
-CUT = {
-    "length": "max_output_tokens",
-    "content_filter": "content_filter",
-}  # finish_reason -> why it is incomplete
-# Our code, or else the status -> that of a failed Response. The first is in no schema, but OpenAI sends it and Codex acts on it.
+# finish_reason -> why a Response is incomplete
+CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
+TOOL_CALL_CLASSES = {"function": ToolCall, "custom": CustomToolCall}
+# A Refusal's code, or else its status -> the code of a failed Response. The first is in no
+# published schema, but OpenAI sends it and Codex acts on it.
 CODES = {"context_length_exceeded": "context_length_exceeded", 429: "rate_limit_exceeded"}
 
 
 class Options(NamedTuple):
     """What a request asks of the writing.
 
-    now       gives the time, in epoch seconds
-    tools     the engine's name of a tool -> Tool
+    clock     gives the time, in epoch seconds
+    tools     the engine's name of a tool -> ClientTool
     summary   whether reasoning is also given as a summary
-    seal      seals a text, or None where no sealed reasoning is asked for
+    encrypt   encrypts a text, or None where no encrypted reasoning is asked for
     logprobs  whether they are asked for
     """
 
-    now: Callable
+    clock: Callable
     tools: dict = {}
     summary: bool = False
-    seal: Callable | None = None
+    encrypt: Callable | None = None
     logprobs: bool = False
+
+
+class EngineToolCall:
+    """A tool call as it comes from the engine. Without a name it cannot begin, and is held.
+
+    held  its arguments that are not written yet
+    item  the ToolCall or CustomToolCall, once it has a name
+    """
+
+    def __init__(self, call_id):
+        self.id = call_id
+        self.held = ""
+        self.item = None
 
 
 class ResponseStream(PieceStream):
     """A stream of Responses events.
 
-    pen       writes the events: its token makes the ids
-    echo      what a Response repeats of its request, as the bytes of a JSON object in a list
-    response  the Response, once the stream has ended
+    writer    writes the events
+    echo      what a Response repeats of its request: the bytes of a JSON object, in a list
+    response  the Response (bytes), once the stream has ended
     """
 
     def __init__(self, token, options):
+        """
+        token    hexadecimal digits of which no other response has the same
+        options  an Options
+        """
         super().__init__()
-        self.pen, self.options, self.echo = Pen(token.encode(), options), options, []
-        self.kinds = {
-            "text": LoggedMessage if options.logprobs else Message,
-            "refusal": Refused,
-            "reasoning": Thinking,
+        self.writer = EventWriter(token.encode(), options)
+        self.options = options
+        self.echo = []
+        self.item_classes = {
+            "text": MessageWithLogprobs if options.logprobs else Message,
+            "refusal": RefusalMessage,
+            "reasoning": Reasoning,
         }
-        self.created, self.begun = int(options.now()), False
-        self.items, self.calls = [], {}
-        self.item = self.saying = None  # where text goes on, and its kind
+        self.created = int(options.clock())
+        self.begun = False
+        self.items = []
+        self.item = None  # the one that goes on
+        self.saying = None  # the kind of its text, or None
+        self.tool_calls = {}  # index -> EngineToolCall
         self.blank = []  # the pieces of a text that is no message yet
-        self.finish = self.response = self.last = None
+        self.finish = None  # the finish_reason
+        self.response = None
+        self.last_event = None
 
     # -- events
 
@@ -75,155 +101,149 @@ class ResponseStream(PieceStream):
         if self.begun:
             return b""
         self.begun = True
-        response = b'"response":%b' % self.object(b"in_progress")
-        return self.pen.event(b"created", response) + self.pen.event(b"in_progress", response)
+        response = self.response_field(b"in_progress")
+        created = self.writer.event(b"created", response)
+        return created + self.writer.event(b"in_progress", response)
 
     def end(self):
         super().end()
-        check_end(self.finish)
-        if self.last is None:
+        check_finish(self.finish)
+        if self.last_event is None:
             status = b"incomplete" if self.finish in CUT else b"completed"
-            self.response = self.object(status)
-            self.last = self.pen.event(status, b'"response":%b' % self.response)
-        return self.last
+            self.response = self.as_json(status)
+            self.last_event = self.writer.event(status, b'"response":%b' % self.response)
+        return self.last_event
 
     def fail(self, error):
-        code = (
-            CODES.get(error.code)
-            or CODES.get(error.status)
-            or ("invalid_prompt" if error.status < 500 else "server_error")
-        )
-        failed = {"code": code, "message": error.message}
-        return self.begin() + self.pen.event(
-            b"failed", b'"response":%b' % self.object(b"failed", failed)
-        )
+        failed = {"code": code_of(error), "message": error.message}
+        out = self.begin()
+        return out + self.writer.event(b"failed", self.response_field(b"failed", failed))
 
     # -- the Response
 
-    def object(self, status, error=None):
-        """It as JSON."""
-        reason = {"reason": CUT[self.finish]} if status == b"incomplete" else None
-        ended = int(self.options.now()) if status == b"completed" else None
-        usage = (
-            self.figures(0, 0)
-            if status == b"in_progress"
-            else self.figures(self.tokens, self.thoughts)
-        )
+    def response_field(self, status, error=None):
+        return b'"response":%b' % self.as_json(status, error)
+
+    def as_json(self, status, error=None):
+        """The Response, as far as it is known (bytes)."""
         head = {
-            "id": f"resp_{self.pen.token.decode()}",
+            "id": f"resp_{self.writer.token.decode()}",
             "object": "response",
             "created_at": self.created,
-            "completed_at": ended,
+            "completed_at": None,
             "status": status.decode(),
             "error": error,
-            "incomplete_details": reason,
-            "usage": usage,
+            "incomplete_details": None,
+            "usage": None,
         }
+        if status == b"in_progress":
+            head["usage"] = usage_of(self.usage, 0, 0)
+        else:
+            head["usage"] = usage_of(self.usage, self.tokens, self.thoughts)
+        if status == b"completed":
+            head["completed_at"] = int(self.options.clock())
+        if status == b"incomplete":
+            head["incomplete_details"] = {"reason": CUT[self.finish]}
         output = b",".join([item.so_far() for item in self.items])
         return b'%b,"output":[%b],%b' % (dumps(head)[:-1], output, b"".join(self.echo)[1:])
-
-    def figures(self, tokens, thoughts):
-        """The usage: the engine's own figures, else what was counted here."""
-        usage = self.usage or {}
-        read, written = number(usage, "prompt_tokens"), number(usage, "completion_tokens", tokens)
-        prompt, completion = (
-            usage.get("prompt_tokens_details"),
-            usage.get("completion_tokens_details"),
-        )
-        thought, cached = (
-            number(completion, "reasoning_tokens", thoughts),
-            number(prompt, "cached_tokens"),
-        )
-        return {
-            "input_tokens": read,
-            "output_tokens": written,
-            "total_tokens": read + written,
-            "input_tokens_details": {
-                "cached_tokens": min(cached, read),
-                "cache_write_tokens": number(prompt, "created_cache_tokens"),
-            },
-            "output_tokens_details": {"reasoning_tokens": min(thought, written)},
-        }
 
     # -- pieces
 
     def text(self, kind, text):
         if kind == self.saying:
             return self.item.say(text)
+        return self.other_text(kind, text)
+
+    def other_text(self, kind, text):
+        """A text of another kind than the item that goes on."""
         if self.finish is not None:
             return b""
-        if kind == "text" and BLANK.fullmatch(text):  # line ends before a call are no message
+        if kind == "text":
             self.blank.append(text)
-            return b""
-        held, self.blank = self.blank if kind == "text" else [], []
-        return self.turn(self.kinds[kind]) + self.item.say(b"".join((*held, text)))
+            if BLANK.fullmatch(text):  # line ends before a tool call are no message
+                return b""
+            text = b"".join(self.blank)
+        self.blank = []
+        out = self.begin_item(self.item_classes[kind])
+        self.saying = kind
+        return out + self.item.say(text)
 
-    def turn(self, kind, *args):
+    def begin_item(self, item_class, *args):
         """The events of a new item's beginning, and of the end of the one before."""
         out = self.begin()
         if self.item is not None and self.item.whole:
             out += self.item.close(b"completed")
-        self.item = kind(self.pen, len(self.items), *args)
+        self.item = item_class(self.writer, len(self.items), *args)
         self.items.append(self.item)
-        self.saying = kind.kind
+        self.saying = None
         return out + self.item.open()
 
     def piece(self, kind, value):
         if kind == "tool" and self.finish is None:
-            return self.call(value)
-        return self.finishes(value["finish_reason"]) if kind == "finish" else b""
+            return self.tool_call(value)
+        if kind == "finish":
+            return self.finishes(value["finish_reason"])
+        return b""
 
-    def call(self, value):
+    def tool_call(self, piece):
         """The events of a piece of a tool call. One without a name yet waits for it."""
-        function = value.get("function") if isinstance(value.get("function"), dict) else {}
-        call = self.calls.setdefault(
-            value["index"], {"id": str(value.get("id")), "held": "", "item": None}
-        )
-        call["held"] += argument(function.get("arguments"))
-        out, name = b"", function.get("name")
-        if call["item"] is None:
+        index = piece["index"]
+        if index not in self.tool_calls:
+            self.tool_calls[index] = EngineToolCall(str(piece.get("id")))
+        tool_call = self.tool_calls[index]
+        function = as_dict(piece.get("function"))
+        tool_call.held += arguments_text(function.get("arguments"))
+        out = b""
+        if tool_call.item is None:
+            name = function.get("name")
             if not isinstance(name, str) or not name:
                 return b""
-            self.blank = []
-            tool = self.options.tools.get(name) or Tool("function", name)
-            out = self.turn(CustomCall if tool.kind == "custom" else Call, tool, call["id"])
-            call["item"] = self.item
-        held, call["held"] = call["held"], ""
-        return out if call["item"].final else out + call["item"].take(held)
+            out = self.begin_tool_call(tool_call, name)
+        held = tool_call.held
+        tool_call.held = ""
+        if tool_call.item.final:
+            return out
+        return out + tool_call.item.take(held)
+
+    def begin_tool_call(self, tool_call, name):
+        self.blank = []
+        tool = self.options.tools.get(name) or ClientTool("function", name)
+        out = self.begin_item(TOOL_CALL_CLASSES[tool.type], tool, tool_call.id)
+        tool_call.item = self.item
+        return out
 
     def finishes(self, reason):
         """The events of the end of all that is still open."""
         out = self.begin()
         if self.blank and not self.items:
-            out += self.turn(self.kinds["text"]) + self.item.say(b"".join(self.blank))
-        self.finish = reason if isinstance(reason, str) else "stop"
-        self.item = self.saying = None
-        still = [item for item in self.items if not item.final]
-        for item in still:
-            out += item.close(
-                b"incomplete" if self.finish in CUT and item is still[-1] else b"completed"
-            )
+            out += self.begin_item(self.item_classes["text"])
+            out += self.item.say(b"".join(self.blank))
+        self.finish = "stop"
+        if isinstance(reason, str):
+            self.finish = reason
+        self.item = None
+        self.saying = None
+        still_open = [item for item in self.items if not item.final]
+        for item in still_open:
+            cut = self.finish in CUT and item is still_open[-1]
+            out += item.close(b"incomplete" if cut else b"completed")
         return out
 
-    def give(self, chunk, data, changed):
+    def write_chunk(self, chunk, data, changed):
         """Also logprobs, which stand in chunks that are looked into."""
-        for choice in self.own(chunk) if self.options.logprobs else ():
-            given = choice.get("logprobs")
-            if isinstance(given, dict) and isinstance(given.get("content"), list):
-                self.pen.logprobs = [token for token in given["content"] if isinstance(token, dict)]
-        out = super().give(chunk, data, changed)
-        self.pen.logprobs = []
+        if self.options.logprobs:
+            for choice in self.own_choices(chunk):
+                self.writer.logprobs = objects_in(as_dict(choice.get("logprobs")), "content")
+        out = super().write_chunk(chunk, data, changed)
+        self.writer.logprobs = []
         return out
 
 
-def argument(value):
-    """A piece of arguments as a text; some engines send an object."""
-    return value if isinstance(value, str) else "" if value is None else dumps(value).decode()
-
-
-def number(table, name, default=0):
-    """A count in an engine's usage."""
-    value = table.get(name) if isinstance(table, dict) else None
-    return (
-        value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default
-    )
+def code_of(error):
+    """The code of a failed Response for a Refusal."""
+    for known in (error.code, error.status):
+        if known in CODES:
+            return CODES[known]
+    if error.status < 500:
+        return "invalid_prompt"
+    return "server_error"

@@ -1,20 +1,23 @@
-"""The output items of OpenAI's Responses API: each writes its own events, and itself as JSON, as bytes.
+"""The output items of OpenAI's Responses API: each writes its own events, and itself, as bytes.
 
-What an engine says is written on as it came: the inside of a JSON string stays the inside of a JSON string.
+What an engine says is written on as it came: the inside of a JSON string stays the inside of one.
 
-Source: OpenAI's published schema (github.com/openai/openai-openapi), OutputItem and ResponseStreamEvent.
+Source: OpenAI's published schema (github.com/openai/openai-openapi), OutputItem and
+ResponseStreamEvent.
 """
 
-import re
 from typing import NamedTuple
 
+from dialects.responses.custom_input import CustomInput, input_of
+from dialects.responses.logprobs import logprobs_of
 from stream import dumps, loads
 
 
-class Strand(NamedTuple):
-    """The events of one text of an item: its deltas and its end, and those of the part that it stands in.
+class TextEvents(NamedTuple):
+    """The events of one text of an item, and those of the part that it stands in.
 
-    event   response.<event>.delta and .done; `field` is what .done calls the whole text
+    event   response.<event>.delta and .done
+    field   what .done calls the whole text
     part    response.<part>.added and .done; b"" where the text is in no part
     form    the part as JSON, %b being the text
     place   which part of the item it is
@@ -27,143 +30,146 @@ class Strand(NamedTuple):
     place: bytes = b""
 
 
-UNLIKELY = -9999.0  # OpenAI's logprob for what is hardly possible: JSON has no infinity
-FIRST = b',"content_index":0'
-TEXT = Strand(
-    b"output_text",
-    b"text",
-    b"content_part",
-    b'{"type":"output_text","text":"%b","annotations":[],"logprobs":%b}',
-    FIRST,
+TEXT = TextEvents(
+    event=b"output_text",
+    field=b"text",
+    part=b"content_part",
+    form=b'{"type":"output_text","text":"%b","annotations":[],"logprobs":%b}',
+    place=b',"content_index":0',
 )
-REFUSAL = Strand(
-    b"refusal", b"refusal", b"content_part", b'{"type":"refusal","refusal":"%b"}', FIRST
+REFUSAL = TextEvents(
+    event=b"refusal",
+    field=b"refusal",
+    part=b"content_part",
+    form=b'{"type":"refusal","refusal":"%b"}',
+    place=b',"content_index":0',
 )
-THOUGHT = Strand(
-    b"reasoning_text", b"text", b"content_part", b'{"type":"reasoning_text","text":"%b"}', FIRST
+REASONING = TextEvents(
+    event=b"reasoning_text",
+    field=b"text",
+    part=b"content_part",
+    form=b'{"type":"reasoning_text","text":"%b"}',
+    place=b',"content_index":0',
 )
-SUMMARY = Strand(
-    b"reasoning_summary_text",
-    b"text",
-    b"reasoning_summary_part",
-    b'{"type":"summary_text","text":"%b"}',
-    b',"summary_index":0',
+SUMMARY = TextEvents(
+    event=b"reasoning_summary_text",
+    field=b"text",
+    part=b"reasoning_summary_part",
+    form=b'{"type":"summary_text","text":"%b"}',
+    place=b',"summary_index":0',
 )
-ARGUMENTS = Strand(b"function_call_arguments", b"arguments")
-INPUT = Strand(b"custom_tool_call_input", b"input")
+ARGUMENTS = TextEvents(event=b"function_call_arguments", field=b"arguments")
+INPUT = TextEvents(event=b"custom_tool_call_input", field=b"input")
 
 
-class Tool(NamedTuple):
-    """A tool as the client named it: kind "function" or "custom"."""
-
-    kind: str
-    name: str
-    namespace: str | None = None
-
-
-class Pen:
+class EventWriter:
     """Writes the events of one response, and knows what its items have in common.
 
-    token     hexadecimal digits, as bytes, of which no other response has the same; the ids are made from them
-    options   an Options
-    number    of the next event;  logprobs  those of the chunk that is being read
+    token     hexadecimal digits (bytes), other ones for each response: ids are made of them
+    options   an Options of events.py
+    number    of the next event
+    logprobs  those of the chunk that is being read
     """
 
     def __init__(self, token, options):
-        self.token, self.options, self.number, self.logprobs = token, options, 0, []
+        self.token = token
+        self.options = options
+        self.number = 0
+        self.logprobs = []
 
-    def count(self):
+    def next_number(self):
         self.number += 1
         return self.number - 1
 
     def event(self, name, fields):
         """An event with its sequence number. fields: the inside of a JSON object."""
+        number = self.next_number()
         return b'event: response.%b\ndata: {"type":"response.%b",%b,"sequence_number":%d}\n\n' % (
             name,
             name,
             fields,
-            self.count(),
+            number,
         )
 
 
 class Item:
     """One item of the output while it is made.
 
-    pen      the Pen of its response
-    index    its place in the output
-    said     the pieces of its text;  final  the item as JSON, once it is closed
-    before, after   what stands around a text in a delta of its first strand; others: the same of the others
+    texts   the TextEvents under which its one text is written
+    prefix  of its id
+    beside  what stands beside the text in a delta
+    said    the pieces of its text
+    final   the item as JSON, once it is closed
     """
 
-    prefix, strands, beside = b"", (), b""  # beside: what stands beside a delta
+    texts = ()
+    prefix = b""
+    beside = b""
 
-    def __init__(self, pen, index):
-        self.pen, self.index, self.said, self.final = pen, index, [], None
-        self.id = b"%b_%b%02x" % (self.prefix, pen.token, index)
+    def __init__(self, writer, index):
+        """
+        writer  the EventWriter of its response
+        index   its place in the output
+        """
+        self.writer = writer
+        self.index = index
+        self.said = []
+        self.final = None
+        self.id = b"%b_%b%02x" % (self.prefix, writer.token, index)
         self.place = b'"item_id":"%b","output_index":%d' % (self.id, index)
-        (self.before, self.after), *self.others = map(self.around, self.strands)
+        # what stands around the text in a delta's event: of the first of `texts`, and of the others
+        (self.before, self.after), *self.others = map(self.around, self.texts)
 
-    def around(self, strand):
-        name = b"response.%b.delta" % strand.event
-        return (
-            b'event: %b\ndata: {"type":"%b",%b%b,"delta":"'
-            % (name, name, self.place, strand.place),
-            b'",%b"sequence_number":' % self.beside,
-        )
+    def around(self, events):
+        name = b"response.%b.delta" % events.event
+        head = b'event: %b\ndata: {"type":"%b"' % (name, name)
+        before = b'%b,%b%b,"delta":"' % (head, self.place, events.place)
+        return before, b'",%b"sequence_number":' % self.beside
 
     # -- events
 
     def open(self):
         """Those of its beginning."""
-        return self.as_a_whole(b"output_item.added", self.json(b"", b"in_progress")) + b"".join(
-            self.event(strand, strand.part + b".added", b'"part":%b' % self.part(strand, b""))
-            for strand in self.strands
-            if strand.part
-        )
+        out = self.as_a_whole(b"output_item.added", self.json(b"", b"in_progress"))
+        for events in self.texts:
+            if events.part:
+                out += self.event(events, events.part + b".added", self.part_field(events, b""))
+        return out
 
     def say(self, text):
         """Those of one more piece of text, the inside of a JSON string."""
         self.said.append(text)
-        pen = self.pen
-        out = b"%b%b%b%d}\n\n" % (
-            self.before,
-            text,
-            self.after,
-            pen.number,
-        )  # the hot path: no JSON, no call
-        pen.number += 1
+        writer = self.writer
+        # the hot path: no JSON, no call
+        out = b"%b%b%b%d}\n\n" % (self.before, text, self.after, writer.number)
+        writer.number += 1
         for before, after in self.others:
-            out += b"%b%b%b%d}\n\n" % (before, text, after, pen.number)
-            pen.number += 1
+            out += b"%b%b%b%d}\n\n" % (before, text, after, writer.number)
+            writer.number += 1
         return out
 
     def close(self, status):
         """Those of its end, b"completed" or b"incomplete"."""
-        last = self.last_words() if status == b"completed" else b""
-        out = self.say(last) if last else b""
+        out = b""
+        if status == b"completed" and (last := self.last_words()):
+            out = self.say(last)
         text = b"".join(self.said)
         self.final = self.json(text, status)
-        return (
-            out
-            + b"".join(self.ends(strand, text) for strand in self.strands)
-            + self.as_a_whole(b"output_item.done", self.final)
-        )
+        for events in self.texts:
+            fields = b'%b"%b":"%b"' % (self.beside_done(), events.field, text)
+            out += self.event(events, events.event + b".done", fields)
+            if events.part:
+                out += self.event(events, events.part + b".done", self.part_field(events, text))
+        return out + self.as_a_whole(b"output_item.done", self.final)
 
-    def ends(self, strand, text):
-        out = self.event(
-            strand, strand.event + b".done", b'%b"%b":"%b"' % (self.told(), strand.field, text)
-        )
-        if strand.part:
-            out += self.event(
-                strand, strand.part + b".done", b'"part":%b' % self.part(strand, text)
-            )
-        return out
+    def event(self, events, name, fields):
+        return self.writer.event(name, b"%b%b,%b" % (self.place, events.place, fields))
 
-    def event(self, strand, name, fields):
-        return self.pen.event(name, b"%b%b,%b" % (self.place, strand.place, fields))
+    def part_field(self, events, text):
+        return b'"part":%b' % self.part(events, text)
 
     def as_a_whole(self, name, item):
-        return self.pen.event(name, b'"output_index":%d,"item":%b' % (self.index, item))
+        return self.writer.event(name, b'"output_index":%d,"item":%b' % (self.index, item))
 
     # -- what the kinds of items differ in
 
@@ -171,11 +177,11 @@ class Item:
         """The item with this text."""
         raise NotImplementedError
 
-    def part(self, strand, text):
-        return strand.form % text
+    def part(self, events, text):
+        return events.form % text
 
-    def told(self):
-        """What a .done event says beside the text."""
+    def beside_done(self):
+        """What stands beside the text in a .done event."""
         return b""
 
     def last_words(self):
@@ -194,16 +200,21 @@ class Item:
 class Message(Item):
     """What the model says."""
 
-    kind, prefix, strands, beside, logprobs = "text", b"msg", (TEXT,), b'"logprobs":[],', ()
+    texts = (TEXT,)
+    prefix = b"msg"
+    beside = b'"logprobs":[],'
+    logprobs = ()
 
-    def told(self):
+    def beside_done(self):
         return b'"logprobs":%b,' % dumps(self.logprobs)
 
-    def part(self, strand, text):
-        return strand.form % (text, dumps(self.logprobs))
+    def part(self, events, text):
+        return events.form % (text, dumps(self.logprobs))
 
     def json(self, text, status):
-        parts = b"" if status == b"in_progress" else self.part(self.strands[0], text)
+        parts = b""
+        if status != b"in_progress":
+            parts = self.part(self.texts[0], text)
         return b'{"id":"%b","type":"message","status":"%b","role":"assistant","content":[%b]}' % (
             self.id,
             status,
@@ -211,74 +222,92 @@ class Message(Item):
         )
 
 
-class LoggedMessage(Message):
+class MessageWithLogprobs(Message):
     """The same with `logprobs`, its tokens."""
 
-    def __init__(self, pen, index):
+    def __init__(self, writer, index):
         self.logprobs = []
-        super().__init__(pen, index)
+        super().__init__(writer, index)
 
     def say(self, text):
-        tokens = spoken(unquoted(text), self.pen.logprobs)
+        """The events of one more piece of text, and its logprobs."""
+        tokens = logprobs_of(unquoted(text), self.writer.logprobs)
         if not tokens:
             return super().say(text)
         self.said.append(text)
         self.logprobs += tokens
+        number = self.writer.next_number()
         return b'%b%b","logprobs":%b,"sequence_number":%d}\n\n' % (
             self.before,
             text,
             dumps(tokens),
-            self.pen.count(),
+            number,
         )
 
 
-class Refused(Message):
-    """A message in which the model declines."""
+class RefusalMessage(Message):
+    """A message in which the model declines. It has no logprobs."""
 
-    kind, strands, beside, told, part = "refusal", (REFUSAL,), b"", Item.told, Item.part
+    texts = (REFUSAL,)
+    beside = b""
+    beside_done = Item.beside_done
+    part = Item.part
 
 
-class Thinking(Item):
-    """Reasoning: its text, the same as a summary where one is asked for, and sealed where that is."""
+class Reasoning(Item):
+    """Reasoning: its text; where that is asked for, also the same as a summary, and encrypted."""
 
-    kind, prefix = "reasoning", b"rs"
+    prefix = b"rs"
 
-    def __init__(self, pen, index):
-        self.strands = (THOUGHT, SUMMARY) if pen.options.summary else (THOUGHT,)
-        super().__init__(pen, index)
+    def __init__(self, writer, index):
+        self.texts = (REASONING,)
+        if writer.options.summary:
+            self.texts += (SUMMARY,)
+        super().__init__(writer, index)
 
     def json(self, text, status):
-        begun, seal = status != b"in_progress", self.pen.options.seal
-        content, summary = (
-            self.part(strand, text) if begun and strand in self.strands else b""
-            for strand in (THOUGHT, SUMMARY)
-        )
-        sealed = b',"encrypted_content":%b' % dumps(seal(unquoted(text))) if begun and seal else b""
+        """The item with this text; one that has just begun has no parts, and nothing encrypted."""
+        content = summary = encrypted = b""
+        if status != b"in_progress":
+            content = self.part(REASONING, text)
+            if SUMMARY in self.texts:
+                summary = self.part(SUMMARY, text)
+            if encrypt := self.writer.options.encrypt:
+                encrypted = b',"encrypted_content":%b' % dumps(encrypt(unquoted(text)))
         return b'{"id":"%b","type":"reasoning","status":"%b","summary":[%b],"content":[%b]%b}' % (
             self.id,
             status,
             summary,
             content,
-            sealed,
+            encrypted,
         )
 
 
-class Call(Item):
-    """A call of a function. tool: the Tool that the client knows it as; ident: the id of the call."""
+class ToolCall(Item):
+    """A call of a function."""
 
-    kind, prefix, strands, type, field = "call", b"fc", (ARGUMENTS,), b"function_call", b"arguments"
+    texts = (ARGUMENTS,)
+    prefix = b"fc"
+    type = b"function_call"
+    field = b"arguments"
 
-    def __init__(self, pen, index, tool, ident):
+    def __init__(self, writer, index, tool, call_id):
+        """
+        tool     a ClientTool of tools.py
+        call_id  the engine's id of the call, a text
+        """
         self.name = b'"name":%b,' % dumps(tool.name)
-        namespace = b'"namespace":%b,' % dumps(tool.namespace) if tool.namespace else b""
-        self.who = b'"call_id":%b,%b%b' % (dumps(ident), namespace, self.name)
-        super().__init__(pen, index)
+        self.names = b'"call_id":%b,' % dumps(call_id)
+        if tool.namespace:
+            self.names += b'"namespace":%b,' % dumps(tool.namespace)
+        self.names += self.name
+        super().__init__(writer, index)
 
     def take(self, piece):
-        """The events of a piece of its arguments, as the engine gives them."""
+        """The events of a piece of its arguments, as the engine gives them (a str)."""
         return self.say(quoted(piece)) if piece else b""
 
-    def told(self):
+    def beside_done(self):
         return self.name
 
     def last_words(self):
@@ -289,142 +318,37 @@ class Call(Item):
         return is_json(unquoted(b"".join(self.said)))
 
     def json(self, text, status):
-        return b'{"id":"%b","type":"%b","status":"%b",%b"%b":"%b"}' % (
-            self.id,
-            self.type,
-            status,
-            self.who,
-            self.field,
-            text,
-        )
+        head = b'{"id":"%b","type":"%b","status":"%b"' % (self.id, self.type, status)
+        return b'%b,%b"%b":"%b"}' % (head, self.names, self.field, text)
 
 
-class CustomCall(Call):
-    """A call of a custom tool, whose input is any text. The engine gives it as {"input": "the text"}."""
+class CustomToolCall(ToolCall):
+    """A call of a custom tool, whose input is any text."""
 
-    prefix, strands, type, field, told = b"ctc", (INPUT,), b"custom_tool_call", b"input", Item.told
+    texts = (INPUT,)
+    prefix = b"ctc"
+    type = b"custom_tool_call"
+    field = b"input"
+    beside_done = Item.beside_done
 
-    def __init__(self, pen, index, tool, ident):
-        self.raw, self.inside = [], Inside()
-        super().__init__(pen, index, tool, ident)
+    def __init__(self, writer, index, tool, call_id):
+        self.arguments = []  # the engine's, as they came
+        self.input = CustomInput()
+        super().__init__(writer, index, tool, call_id)
 
     def take(self, piece):
-        self.raw.append(piece)
-        text = self.inside.feed(piece)
+        self.arguments.append(piece)
+        text = self.input.feed(piece)
         return self.say(text) if text else b""
 
     def last_words(self):
-        return b"" if self.inside.found else quoted(input_of("".join(self.raw)))
+        if self.input.found:
+            return b""
+        return quoted(input_of("".join(self.arguments)))
 
     @property
     def whole(self):
-        return is_json("".join(self.raw))
-
-
-# ---- a custom tool's input
-
-HEX = "[0-9a-fA-F]"
-HIGH, LOW = (
-    rf"\\u[dD][89abAB]{HEX}{{2}}",
-    rf"\\u[dD][c-fC-F]{HEX}{{2}}",
-)  # the two halves of a character
-
-
-class Inside:
-    """Gives the text out of {"input": "the text"} while it arrives: the inside of a JSON string, no escape and no pair of
-    surrogates cut in two. `found`: it is such an object; else all that came is to be looked at in the end."""
-
-    OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-    BEGUN = re.compile(
-        r'\s*(?:\{\s*(?:"(?:i(?:n(?:p(?:ut?)?)?)?)?)?)?\Z|\s*\{\s*"input"\s*(?::\s*)?\Z'
-    )
-    CONTENT = re.compile(
-        rf'(?:[^"\\]|{HIGH}{LOW}|{HIGH}(?!(?:\\(?:u{HEX}{{0,3}})?)?\Z)|(?!{HIGH})\\u{HEX}{{4}}'
-        rf'|\\u(?!{HEX}{{4}})(?!{HEX}{{0,3}}\Z)|\\[^u])*+',
-        re.S,
-    )
-    ODD = re.compile(
-        rf'{HIGH}{LOW}|(\\u[dD][89a-fA-F]{HEX}{{2}})|\\(?:u{HEX}{{4}}|["\\/bfnrt])|(\\)|([\x00-\x1f])'
-    )
-
-    def __init__(self):
-        self.held, self.found, self.over = "", False, False
-
-    def feed(self, piece):
-        """The next bytes of the text, perhaps none."""
-        if self.over:
-            return b""
-        self.held += piece
-        if not self.found:
-            opening = self.OPENING.match(self.held)
-            if not opening:
-                self.over = not self.BEGUN.match(self.held)
-                return b""
-            self.found, self.held = True, self.held[opening.end() :]
-        content = self.CONTENT.match(self.held)[0]
-        self.held = self.held[len(content) :]
-        self.over = self.held[:1] == '"'
-        return self.ODD.sub(mended_escape, content).encode("utf-8", "replace")
-
-
-def mended_escape(found):
-    """An escape in a JSON string; what is no good one, and what may not stand in a string, becomes one."""
-    lone, slash, control = found.groups()
-    return (
-        r"\ufffd" if lone else r"\\" if slash else f"\\u{ord(control):04x}" if control else found[0]
-    )
-
-
-def input_of(raw):
-    """The text that is meant for a custom tool by arguments of another form than it was offered with."""
-    try:
-        value = loads(raw.encode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return raw
-    if isinstance(value, dict):
-        value = (
-            value["input"]
-            if "input" in value
-            else next(iter(value.values()))
-            if len(value) == 1
-            else None
-        )
-    return value if isinstance(value, str) else raw
-
-
-# ---- small things
-
-
-def spoken(text, logprobs):
-    """The logprobs of a text, among those of its chunk, where thoughts and the turn's end stand too."""
-    tokens = [str(token.get("token")) for token in logprobs]
-    begin, at, found = "".join(tokens).rfind(text), 0, []
-    for token, given in zip(tokens, logprobs):
-        if begin < 0 or begin <= at < begin + len(text):
-            found.append(logprob_of(given))
-        at += len(token)
-    return found
-
-
-def logprob_of(given):
-    """A token's logprob with the fields that the schema wants."""
-    top = given.get("top_logprobs")
-    return {
-        **bare_logprob(given),
-        "top_logprobs": [bare_logprob(one) for one in top if isinstance(one, dict)]
-        if isinstance(top, list)
-        else [],
-    }
-
-
-def bare_logprob(given):
-    token = str(given.get("token"))
-    logprob, raw = given.get("logprob"), given.get("bytes")
-    return {
-        "token": token,
-        "logprob": max(logprob, UNLIKELY) if isinstance(logprob, (int, float)) else 0,
-        "bytes": raw if raw and isinstance(raw, list) else list(token.encode("utf-8", "replace")),
-    }
+        return is_json("".join(self.arguments))
 
 
 def is_json(text):

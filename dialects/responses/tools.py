@@ -1,94 +1,125 @@
-"""The tools of a Responses request, and the functions that the engine knows them as."""
+"""The tools of a Responses request, and the functions that the engine knows them as.
+
+Source: OpenAI's published schema (github.com/openai/openai-openapi), Tool and tool_choice.
+"""
 
 import re
+from typing import NamedTuple
 
-from dialects.responses.items import Tool
+from dialects.loose import as_dict
 from errors import InvalidRequest
 
 CALLABLE = ("function", "custom")
 MODES = ("none", "auto", "required")
-HOSTED = "runs on OpenAI's side and cannot be called here; the model can be made to call function and custom tools only"
+HOSTED = (
+    "runs on OpenAI's side and cannot be called here; "
+    "the model can be made to call function and custom tools only"
+)
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
-NOTHING = {"type": "object", "properties": {}}  # the parameters of a function that has none
-RAW = {
+NO_PARAMETERS = {"type": "object", "properties": {}}
+# The parameters under which the engine knows a custom tool, which takes any text.
+ANY_TEXT = {
     "type": "object",
     "properties": {"input": {"type": "string", "description": "The tool's input, as raw text"}},
     "required": ["input"],
     "additionalProperties": False,
-}  # those of a custom tool, which takes any text
+}
+
+
+class ClientTool(NamedTuple):
+    """A tool as the client named it: of the type "function" or "custom"."""
+
+    type: str
+    name: str
+    namespace: str | None = None
 
 
 class Toolbox:
     """The tools that the model may call.
 
-    names    the engine's name of a tool -> Tool, under which the client gets its calls
-    echo     the tools, and
-    choice   tool_choice, as a Response repeats them
-    fields   what the engine gets of them
+    names   the engine's name of a tool -> ClientTool, under which the client gets its calls
+    echo    the tools as a Response repeats them
+    choice  tool_choice as a Response repeats it
+    fields  what the engine gets of them
 
-    Tools that OpenAI runs itself, such as web_search, are left out: a model that never hears of them does without.
+    Tools that OpenAI runs itself, such as web_search, are left out: a model that never hears of
+    them does without.
     """
 
     def __init__(self, payload):
-        self.names, self.echo, self.offered = {}, [], []
+        self.names = {}
+        self.echo = []
+        self.offered = []  # the engine's functions
         for at, tool in enumerate(typed_list(payload.get("tools"), "tools")):
             self.add(tool, f"tools[{at}]")
-        self.choice, self.forced, allowed = self.read_choice(payload.get("tool_choice"))
-        self.fields = self.for_engine(allowed)
+        self.choice, engine_choice, allowed = self.read_choice(payload.get("tool_choice"))
+        self.fields = self.for_engine(engine_choice, allowed)
 
     # -- tools
 
     def add(self, tool, where):
-        kind = kind_of(tool, where)
+        kind = type_of(tool, where)
         if kind == "namespace":
             self.add_namespace(tool, where)
         elif kind in CALLABLE:
-            tool = flat(tool)
-            self.echo.append(self.offer(tool, kind, where))
+            self.echo.append(self.offer(flat(tool), where))
 
     def add_namespace(self, space, where):
         """Tools that share a name in front of theirs."""
-        name = named(space, where)
+        namespace = name_of(space, where)
         inner = []
         for at, tool in enumerate(typed_list(space.get("tools"), f"{where}.tools")):
-            kind = kind_of(tool, f"{where}.tools[{at}]")
-            if kind in CALLABLE:
-                inner.append(self.offer(flat(tool), kind, f"{where}.tools[{at}]", name))
+            inner_where = f"{where}.tools[{at}]"
+            if type_of(tool, inner_where) in CALLABLE:
+                inner.append(self.offer(flat(tool), inner_where, namespace))
         if inner:
-            description = text_of(space, "description", where) or ""
             self.echo.append(
-                {"type": "namespace", "name": name, "description": description, "tools": inner}
+                {
+                    "type": "namespace",
+                    "name": namespace,
+                    "description": text_of(space, "description", where) or "",
+                    "tools": inner,
+                }
             )
 
-    def offer(self, tool, kind, where, namespace=None):
+    def offer(self, tool, where, namespace=None):
         """Offer a tool to the engine as a function. Returns it as a Response repeats it."""
-        name, description = named(tool, where), text_of(tool, "description", where)
-        engine_name = self.engine_name(Tool(kind, name, namespace))
-        make, repeat = (custom, repeat_custom) if kind == "custom" else (function, repeat_function)
-        offered = make(tool, where, description)
-        self.offered.append({"type": "function", "function": {"name": engine_name, **offered}})
-        return repeat({"type": kind, "name": name}, tool, description)
+        name = name_of(tool, where)
+        description = text_of(tool, "description", where)
+        engine_name = self.engine_name(ClientTool(tool["type"], name, namespace))
+        if tool["type"] == "custom":
+            function = custom_for_engine(tool, where, description)
+            repeated = custom_for_client(tool, description)
+        else:
+            function = function_for_engine(tool, where, description)
+            repeated = function_for_client(tool, description)
+        self.offered.append({"type": "function", "function": {"name": engine_name, **function}})
+        return {"type": tool["type"], "name": name, **repeated}
 
     def engine_name(self, tool):
-        """The engine's name of a Tool: one that no other has."""
-        wanted, number = f"{tool.namespace}__{tool.name}" if tool.namespace else tool.name, 1
-        found = wanted
-        while self.names.setdefault(found, tool) != tool:
+        """The engine's name of a ClientTool: one that no other has."""
+        wanted = full_name(tool.name, tool.namespace)
+        name = wanted
+        number = 1
+        while self.names.setdefault(name, tool) != tool:
             number += 1
-            found = f"{wanted}_{number}"
-        return found
+            name = f"{wanted}_{number}"
+        return name
 
     # -- which of them
 
     def read_choice(self, choice):
-        """(what a Response repeats, what the engine gets, the engine's names of the tools that are left or None)."""
+        """(what a Response repeats, what the engine gets, the engine's names of the allowed tools).
+
+        The names are None where all tools are allowed.
+        """
         if choice is None:
             choice = "auto"
         if isinstance(choice, str):
             if choice not in MODES:
                 raise bad_choice(f"must be one of {', '.join(MODES)}, or an object")
             return choice, self.mode(choice, self.names), None
-        kind = choice.get("type") if isinstance(choice, dict) else None
+        kind = as_dict(choice).get("type")
         if not isinstance(kind, str):
             raise bad_choice(
                 'must be a word, or an object such as {"type": "function", "name": "get_weather"}'
@@ -103,19 +134,17 @@ class Toolbox:
         return self.repeated(found[0]), {"type": "function", "function": {"name": found[0]}}, None
 
     def read_allowed(self, choice):
+        """The same for a choice of the type allowed_tools."""
         mode = choice.get("mode", "auto")
         if mode not in ("auto", "required"):
             raise bad_choice("allowed_tools needs the mode auto or required")
         allowed = []
         for tool in typed_list(choice.get("tools"), "tool_choice.tools"):
-            kind_of(tool, "tool_choice.tools")
+            type_of(tool, "tool_choice.tools")
             allowed += self.find(flat(tool))
-        repeated = [self.repeated(name) for name in allowed]
-        return (
-            {"type": "allowed_tools", "mode": mode, "tools": repeated},
-            self.mode(mode, allowed),
-            allowed,
-        )
+        tools = [self.repeated(name) for name in allowed]
+        repeated = {"type": "allowed_tools", "mode": mode, "tools": tools}
+        return repeated, self.mode(mode, allowed), allowed
 
     def mode(self, mode, names):
         if mode == "required" and not names:
@@ -126,99 +155,106 @@ class Toolbox:
 
     def find(self, wanted):
         """The engine's names of the tools that a client means: one, or all of a namespace."""
-        name, namespace = wanted.get("name"), wanted.get("namespace")
+        name = wanted.get("name")
         if wanted["type"] == "namespace":
-            return [key for key, tool in self.names.items() if tool.namespace == name]
-        return [
-            key
-            for key, tool in self.names.items()
-            if (tool.kind, tool.name) == (wanted["type"], name)
-            and namespace in (None, tool.namespace)
-        ][:1]
+            return [found for found, tool in self.names.items() if tool.namespace == name]
+        namespace = wanted.get("namespace")
+        for engine_name, tool in self.names.items():
+            same = (tool.type, tool.name) == (wanted["type"], name)
+            if same and namespace in (None, tool.namespace):
+                return [engine_name]
+        return []
 
     def repeated(self, engine_name):
         tool = self.names[engine_name]
-        return {
-            "type": tool.kind,
-            "name": tool.name,
-            **({"namespace": tool.namespace} if tool.namespace else {}),
-        }
+        repeated = {"type": tool.type, "name": tool.name}
+        if tool.namespace:
+            repeated["namespace"] = tool.namespace
+        return repeated
 
-    def for_engine(self, allowed):
-        """The engine's tools and tool_choice. vLLM refuses a choice where there is no tool."""
-        offered = [
-            tool for tool in self.offered if allowed is None or tool["function"]["name"] in allowed
-        ]
-        return {"tools": offered, "tool_choice": self.forced} if offered else {}
-
-
-# ---- the two kinds
+    def for_engine(self, choice, allowed):
+        """The engine's tools and tool_choice; it refuses a choice where there is no tool."""
+        tools = self.offered
+        if allowed is not None:
+            tools = [tool for tool in tools if tool["function"]["name"] in allowed]
+        return {"tools": tools, "tool_choice": choice} if tools else {}
 
 
-def function(tool, where, description):
-    parameters, strict = tool.get("parameters"), tool.get("strict")
+def full_name(name, namespace):
+    """The engine's name of a tool, unless another has it too."""
+    if namespace:
+        return f"{namespace}__{name}"
+    return name
+
+
+# ---- the two types
+
+
+def function_for_engine(tool, where, description):
+    """A function tool as the engine's function, but for its name."""
+    parameters = tool.get("parameters")
+    strict = tool.get("strict")
     if parameters is not None and not isinstance(parameters, dict):
         raise InvalidRequest(f"{where}.parameters must be a JSON schema", "tools")
     if strict is not None and not isinstance(strict, bool):
         raise InvalidRequest(f"{where}.strict must be true or false", "tools")
-    return {
-        **({"description": description} if description else {}),
-        "parameters": parameters or NOTHING,
-        **({"strict": True} if strict else {}),
-    }
+    function = {"parameters": parameters or NO_PARAMETERS}
+    if description:
+        function = {"description": description, **function}
+    if strict:
+        function["strict"] = True
+    return function
 
 
-def repeat_function(repeated, tool, description):
+def function_for_client(tool, description):
     return {
-        **repeated,
         "description": description,
         "parameters": tool.get("parameters"),
         "strict": bool(tool.get("strict")),
     }
 
 
-def custom(tool, where, description):
-    """It takes any text, and cannot be held to a grammar; but the model can be told it."""
-    grammar = format_of(tool, where)
-    rule = (
-        f"The input must follow this {grammar['syntax']} grammar:\n{grammar['definition']}"
-        if grammar
-        else ""
-    )
-    return {
-        "description": "\n\n".join(part for part in (description, rule) if part),
-        "parameters": RAW,
-    }
+def custom_for_engine(tool, where, description):
+    """A custom tool as the engine's function, which no grammar can bind: the model is told it."""
+    paragraphs = [description] if description else []
+    if grammar := grammar_of(tool, where):
+        paragraphs.append(
+            f"The input must follow this {grammar['syntax']} grammar:\n{grammar['definition']}"
+        )
+    return {"description": "\n\n".join(paragraphs), "parameters": ANY_TEXT}
 
 
-def repeat_custom(repeated, tool, description):
-    described = {"description": description} if description is not None else {}
-    return {**repeated, **described, "format": format_of(tool, "") or {"type": "text"}}
+def custom_for_client(tool, description):
+    repeated = {"format": grammar_of(tool, "") or {"type": "text"}}
+    if description is not None:
+        repeated = {"description": description, **repeated}
+    return repeated
 
 
-def format_of(tool, where):
-    """The grammar of a custom tool, or None."""
-    given = tool.get("format")
-    if given is None or isinstance(given, dict) and given.get("type") == "text":
+def grammar_of(tool, where):
+    """The grammar of a custom tool, or None where it takes any text."""
+    form = tool.get("format")
+    if form is None or isinstance(form, dict) and form.get("type") == "text":
         return None
+    form = as_dict(form)
     if (
-        not isinstance(given, dict)
-        or given.get("type") != "grammar"
-        or given.get("syntax") not in ("lark", "regex")
-        or not isinstance(given.get("definition"), str)
+        form.get("type") != "grammar"
+        or form.get("syntax") not in ("lark", "regex")
+        or not isinstance(form.get("definition"), str)
     ):
         raise InvalidRequest(
-            f"{where}.format must be a text, or a grammar with syntax (lark or regex) and definition",
+            f"{where}.format must be a text, "
+            "or a grammar with syntax (lark or regex) and definition",
             "tools",
         )
-    return {"type": "grammar", "syntax": given["syntax"], "definition": given["definition"]}
+    return {"type": "grammar", "syntax": form["syntax"], "definition": form["definition"]}
 
 
-# ---- small things
+# ---- fields
 
 
-def kind_of(tool, where):
-    kind = tool.get("type") if isinstance(tool, dict) else None
+def type_of(tool, where):
+    kind = as_dict(tool).get("type")
     if not isinstance(kind, str):
         raise InvalidRequest(
             f"{where} must be an object with a type, such as function", where.partition("[")[0]
@@ -229,12 +265,12 @@ def kind_of(tool, where):
 def flat(tool):
     """A tool in the flat form; clients of chat completions send it nested."""
     inner = tool.get(tool["type"])
-    return (
-        {**inner, "type": tool["type"]} if isinstance(inner, dict) and "name" not in tool else tool
-    )
+    if isinstance(inner, dict) and "name" not in tool:
+        return {**inner, "type": tool["type"]}
+    return tool
 
 
-def named(tool, where):
+def name_of(tool, where):
     name = tool.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidRequest(

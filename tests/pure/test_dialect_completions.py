@@ -204,7 +204,7 @@ STREAMS = {                                         # the engine's chunks, the c
 
 def told(arrived, usage=False, n=1):
     """All that a stream shows of itself when its bytes arrive in these pieces."""
-    stream = completions.Stream(usage, n)
+    stream = completions.PromptStream(usage, n)
     out = b"".join(map(stream.feed, arrived))
     return out + stream.end(), stream.finished, stream.tokens, stream.usage
 
@@ -230,7 +230,7 @@ def test_any_cuts(name, data):
 
 def test_most_events_are_never_parsed(monkeypatch):
     import stream as module
-    one = completions.Stream()
+    one = completions.PromptStream()
     events = [sse(chunk(choice(text))) for text in ("a", "b", "c")]
     assert one.feed(events[0]) == events[0]
     monkeypatch.setattr(module, "loads", None)
@@ -247,7 +247,7 @@ def test_a_stream_that_breaks_off():
 
 def test_a_prompt_that_is_too_long():
     """In the words of this API, in a stream and before it."""
-    stream = completions.Stream()
+    stream = completions.PromptStream()
     stream.feed(sse({"error": {"message": "maximum context length is 5", "code": 400}}))
     with pytest.raises(Refusal) as caught:
         stream.end()
@@ -258,8 +258,8 @@ def test_a_prompt_that_is_too_long():
 
 
 def test_a_whole_answer_to_a_stream():
-    stream = completions.Stream(usage=True, n=2)
-    out = stream.whole(answer(choice("a", "stop"), choice("b", "length", 1))) + stream.end()
+    stream = completions.PromptStream(usage=True, n=2)
+    out = stream.feed_plain(answer(choice("a", "stop"), choice("b", "length", 1))) + stream.end()
     events = [json.loads(event[6:]) for event in out.split(b"\n\n")[:-2]]
     assert [event["object"] for event in events] == ["text_completion"] * 3
     assert [one["text"] for event in events for one in event["choices"]] == ["a", "b"] and events[2]["usage"] == USAGE

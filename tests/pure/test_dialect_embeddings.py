@@ -69,7 +69,7 @@ def test_inputs(subtests):
     for given, count in INPUTS:
         with subtests.test(repr(given)[:40]):
             one = read({**HELLO, "input": given})
-            assert sent(one)["input"] == given and one.extra["count"] == count
+            assert sent(one)["input"] == given and one.extra["inputs"] == count
 
 
 NO_INPUTS = [None, [], 1, True, {}, [None], [True], [1.5], [-1], [1, "a"], ["a", 1], [[]], [["a"]],

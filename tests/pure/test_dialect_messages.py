@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 import errors
 from dialects import messages
 from dialects.messages import count as messages_count
-from dialects.messages.conversation import inlined
-from dialects.messages.events import MessageStream, figures, refusal
+from dialects.messages import refusal
+from dialects.messages.events import MessageStream
+from dialects.messages.schema import inlined
+from dialects.messages.usage import usage_of
 from engines.failures import from_engine
 from engines.fleet import Model
 from engines.kinds import LLAMA_CPP, VLLM
@@ -242,7 +244,7 @@ CONVERSATIONS = [
      [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]),
     # https://github.com/intel/llm-scaler/issues/341: a thinking block in the history was refused
     ([assistant({"type": "thinking", "thinking": "hm", "signature": ""}, text("well"), use("t1", "f", {"a": 1}))],
-     [{"role": "assistant", "content": "well", "reasoning": "hm", "tool_calls": [WEATHER]}]),
+     [{"role": "assistant", "content": "well", "reasoning_content": "hm", "tool_calls": [WEATHER]}]),
     ([assistant({"type": "redacted_thinking", "data": "x"}, use("t1", "f", {"a": 1}))],
      [{"role": "assistant", "content": None, "tool_calls": [WEATHER]}]),
     ([assistant(text("a"), text("b"))], [{"role": "assistant", "content": "ab"}]),
@@ -568,7 +570,7 @@ FIGURES = [
 def test_figures_add_up_to_the_prompt(subtests):
     for usage, made in FIGURES:
         with subtests.test(str(usage)):
-            assert figures(usage) == made
+            assert usage_of(usage) == made
             if made.get("input_tokens") is not None:
                 assert sum(value for name, value in made.items() if "input" in name) == usage["prompt_tokens"]
 
@@ -664,7 +666,7 @@ def test_a_stream_that_nobody_asked_for_becomes_the_same_message(subtests):
 
 def test_a_plain_answer_to_a_stream():
     stream = MessageStream("claude-x", True)
-    out = stream.whole(completion("Hello there", reasoning="Let me", tools=[("f", {"a": 1})]))
+    out = stream.feed_plain(completion("Hello there", reasoning="Let me", tools=[("f", {"a": 1})]))
     found = transcript(out + stream.end())
     assert [line[:2] for line in found[2:]] == [line[:2] for line in [*WHOLE, ("end",)]]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dialects.responses import OWN, Responses
-from dialects.responses.items import Inside, input_of
+from dialects.responses.custom_input import CustomInput, input_of
 from engines.failures import from_engine
 from engines.fleet import Model
 from errors import Overloaded, QueueFull, Refusal, UpstreamError, UpstreamTimeout
@@ -171,7 +171,7 @@ def test_a_conversation():
         {"role": "assistant", "content": "It is 19 degrees."},
         {"role": "user", "content": "Thanks"}, instructions="You help.") == [
         {"role": "system", "content": "You help.\n\nBe brief.\n\nBe kind."}, user("Weather?"),
-        {"role": "assistant", "content": "I look.", "reasoning": "Hm", "tool_calls": [
+        {"role": "assistant", "content": "I look.", "reasoning_content": "Hm", "tool_calls": [
             {"id": "A", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Paris"}'}},
             {"id": "B", "type": "function", "function": {"name": "apply_patch", "arguments": '{"input":"*** \\"x\\"\\n"}'}}]},
         {"role": "tool", "tool_call_id": "A", "content": "19"}, {"role": "tool", "tool_call_id": "B", "content": "a\nb"},
@@ -198,7 +198,7 @@ def test_reasoning_comes_back(subtests):
         with subtests.test(str(item)):
             call = {"type": "function_call", "call_id": "A", "name": "f", "arguments": "{}"}
             turn = messages(user("a"), {"type": "reasoning", "id": "rs_1", **item}, call)[1]
-            assert turn.get("reasoning") == thought and turn["tool_calls"][0]["id"] == "A"
+            assert turn.get("reasoning_content") == thought and turn["tool_calls"][0]["id"] == "A"
 
 
 def test_turns_of_the_model():
@@ -208,10 +208,10 @@ def test_turns_of_the_model():
     out = {"type": "function_call_output", "call_id": "A", "output": "o"}
     shape = lambda *items: [sorted(m) for m in messages(*items) if m["role"] == "assistant"]      # noqa: E731
     assert shape(think, say, call, think, call, out, think, say) == [
-        ["content", "reasoning", "role", "tool_calls"], ["content", "reasoning", "role"]]
+        ["content", "reasoning_content", "role", "tool_calls"], ["content", "reasoning_content", "role"]]
     assert shape(say, say) == [["content", "role"]] * 2
-    assert shape(think, say, think, say) == [["content", "reasoning", "role"]] * 2
-    assert messages(call, say, out)[0]["content"] == "s" and messages(think, think)[0]["reasoning"] == "t\n\nt"
+    assert shape(think, say, think, say) == [["content", "reasoning_content", "role"]] * 2
+    assert messages(call, say, out)[0]["content"] == "s" and messages(think, think)[0]["reasoning_content"] == "t\n\nt"
 
 
 def test_images():
@@ -256,7 +256,7 @@ def test_tools_for_the_engine():
 def test_names_that_meet_are_told_apart():
     other = {"type": "function", "name": "agents__spawn", "parameters": None, "strict": None}
     one = read(body_of(tools=[other, AGENTS]))
-    assert list(one.extra["writer"].options.tools) == ["agents__spawn", "agents__spawn_2", "agents__note"]
+    assert list(one.extra["response_stream"].options.tools) == ["agents__spawn", "agents__spawn_2", "agents__note"]
 
 
 def test_a_function_and_a_custom_tool_of_one_name():
@@ -1001,7 +1001,7 @@ def test_nothing_of_a_stream_waits_for_the_garbage_collector():
     try:
         stream, _ = fed(chat_chunks("a b", reasoning="c", tools=[("f", "{}"), ("apply_patch", "{}")]), tools=[PATCH], **SEALED)
         stream.end()
-        left = [weakref.ref(part) for part in (stream, stream.pen, *stream.items)]
+        left = [weakref.ref(part) for part in (stream, stream.writer, *stream.items)]
         del stream
         assert not any(part() for part in left)
     finally:
@@ -1011,7 +1011,7 @@ def test_nothing_of_a_stream_waits_for_the_garbage_collector():
 # ---- the input of a custom tool
 
 def inside(pieces):
-    one = Inside()
+    one = CustomInput()
     deltas = [one.feed(piece) for piece in pieces]
     for delta in deltas:
         json.loads(b'"' + delta + b'"')

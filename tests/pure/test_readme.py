@@ -13,7 +13,7 @@ import pytest
 
 import keys
 from front.routes import ROUTES
-from settings import ELSEWHERE, SETTINGS
+from settings import NO_SETTINGS, SETTINGS
 from support import ROOT
 from support.readme import blocks, commands
 
@@ -76,7 +76,7 @@ def test_ci_runs_what_readme_says():
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "run.sh", ROOT / "sparks.example.toml"], ids=lambda page: page.name)
 def test_variables(page):
     named = set(re.findall(r"\bSPARKS_[A-Z_]*[A-Z]\b(?!_)", page.read_text(encoding="utf-8")))
-    assert named <= {setting.variable for setting in SETTINGS} | ELSEWHERE | OTHERS
+    assert named <= {setting.variable for setting in SETTINGS} | NO_SETTINGS | OTHERS
 
 
 # What is no setting: of an example's base URL, and of the tests.

@@ -1,8 +1,11 @@
 """Reasoning: every word in every table, as payload in and payload out."""
 import copy
+import types
+from pathlib import Path
 
 import pytest
 
+import reasoning
 from errors import InvalidRequest
 from reasoning import FIELDS, TABLES, UNCHANGED, WORDS, rows, translate
 
@@ -38,7 +41,7 @@ EXPECTED = {
                 field("low"), NOTHING],
     "none": [NOTHING] * 9,
 }
-CASES = [(table, word, after) for table, row in EXPECTED.items() for word, after in zip(WORDS, row)]
+CASES = [(table, word, after) for table, row in EXPECTED.items() for word, after in zip(WORDS, row[:7], strict=True)]
 THINK = [(table, think, row[7 + think]) for table, row in EXPECTED.items() for think in (False, True)]
 
 
@@ -46,7 +49,7 @@ def translated(payload, table="glm"):
     before = copy.deepcopy(TABLES)
     payload = copy.deepcopy(payload)
     assert translate(payload, table) is None
-    assert TABLES == before
+    assert before == TABLES
     return payload
 
 
@@ -82,6 +85,43 @@ def test_nothing_asked_nothing_sent(table):
 ])
 def test_the_most_exact_control_wins(payload, after):
     assert translated(payload) == after
+
+
+# ---- a new word
+
+@pytest.mark.parametrize("level, before", [("off", '"low":'), ("longest", "}")])
+def test_a_new_word_is_known_to_every_table(level, before):
+    """One line makes a word: no table can be without it, and the error names it where it is understood."""
+    module = changed(f'"ultra": "{level}",', before)
+    assert "ultra" in module.WORDS
+    for name, table in module.TABLES.items():
+        assert tuple(table.levels) == module.WORDS
+        assert [word for words, _ in module.rows(name) for word in words] == list(module.WORDS)
+        payload = {"reasoning_effort": "ultra"}
+        module.translate(payload, name)
+        assert payload == {"off": EXPECTED[name][0], "longest": EXPECTED[name][6]}[level]
+        with pytest.raises(InvalidRequest, match=", ".join(module.WORDS)):
+            module.translate({"reasoning_effort": "turbo"}, name)
+
+
+def test_a_new_word_without_a_level_fails_at_the_start():
+    with pytest.raises(KeyError, match="strange"):
+        changed('"ultra": "strange",', "}")
+
+
+def test_an_error_names_the_words_of_the_table_in_force(monkeypatch):
+    few = {word: TABLES["glm"].levels[word] for word in ("none", "high")}
+    monkeypatch.setitem(TABLES, "glm", TABLES["glm"]._replace(levels=few))
+    with pytest.raises(InvalidRequest, match="must be one of: none, high$"):
+        translate({"reasoning_effort": "max"}, "glm")
+
+
+def changed(line, before):
+    """The module reasoning with one more line in LEVEL_OF, before the first of such."""
+    start, end = Path(reasoning.__file__).read_text().split("LEVEL_OF = {", 1)
+    module = types.ModuleType("changed")
+    exec(start + "LEVEL_OF = {" + end.replace(before, line + before, 1), vars(module))
+    return module
 
 
 # ---- native switches

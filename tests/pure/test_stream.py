@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from errors import Refusal, UpstreamError, UpstreamTimeout
 from reasoning import FIELDS
-from stream import ChatStream, Events, LeakedThinking, data_of, dumps, leaked, loads
+from stream import ChatStream, Events, LeakedThinking, data_of, dumps, loads, split_thinking
 from support import SUPPORT
 from support.cuts import cuts, however_cut, pieces
 from support.engine import compact
@@ -947,7 +947,7 @@ def plain(message, finish="stop", **more):
 @pytest.mark.parametrize("usage", [False, True])
 def test_whole(usage):
     stream = ChatStream(usage=usage)
-    out = stream.whole(plain({"role": "assistant", "content": "Hello", "reasoning": "hm"}, usage=USAGE))
+    out = stream.feed_plain(plain({"role": "assistant", "content": "Hello", "reasoning": "hm"}, usage=USAGE))
     chunk = {"id": "c1", "created": 1, "model": "m", "object": "chat.completion.chunk"}
     assert out == sse({**chunk, "choices": [choice({"role": "assistant", "content": "Hello", **THOUGHT}, "stop")]}) \
         + (sse({**chunk, "choices": [], "usage": USAGE}) if usage else b"")
@@ -959,7 +959,7 @@ def test_whole_with_calls_and_a_leak():
     tools = [{"id": "A", "type": "function", "function": {"name": "f", "arguments": "{}"}},
              {"id": "B", "type": "function",
              "function": {"name": "g", "arguments": "{}"}}]
-    out = stream.whole(plain({"role": "assistant", "content": "<think>hm</think>Hello", "tool_calls": tools},
+    out = stream.feed_plain(plain({"role": "assistant", "content": "<think>hm</think>Hello", "tool_calls": tools},
                              "tool_calls", usage=USAGE))
     assert client(out) == ("hm", "Hello",
                            {0: {"id": "A", "name": "f", "arguments": "{}"},
@@ -970,14 +970,14 @@ def test_whole_with_calls_and_a_leak():
 def test_whole_without_usage_says_nothing_more():
     """An event with no choices and no usage would only break clients that read choices[0]."""
     stream = ChatStream()
-    out = stream.whole(plain({"role": "assistant", "content": "Hello"}))
+    out = stream.feed_plain(plain({"role": "assistant", "content": "Hello"}))
     assert [len(event["choices"]) for event in events_of(out)] == [1] and stream.end() == DONE
 
 
 @pytest.mark.parametrize("completion", [{}, {"choices": []}, {"choices": None}, plain({"content": "Hello"}, None)])
 def test_whole_that_is_none(completion):
     stream = ChatStream()
-    stream.whole(completion)
+    stream.feed_plain(completion)
     with pytest.raises(UpstreamError):
         stream.end()
 
@@ -1000,7 +1000,7 @@ LEAKED = [
 
 
 def test_leaked():
-    assert [(content, *leaked(content)) for content, *_ in LEAKED] == LEAKED
+    assert [(content, *split_thinking(content)) for content, *_ in LEAKED] == LEAKED
 
 
 @HYPO
@@ -1009,9 +1009,9 @@ def test_leaked_loses_nothing_but_tags_and_blanks(content):
     def bare(text):
         return re.sub(r"\s", "", text).replace("<think>", "", 1).replace("</think>", "", 1)
 
-    assert bare("".join(leaked(content))) == bare(content) or "think>" in content
+    assert bare("".join(split_thinking(content))) == bare(content) or "think>" in content
     if "think>" not in content:
-        assert leaked(content) == ("", content)
+        assert split_thinking(content) == ("", content)
 
 
 @HYPO

@@ -230,8 +230,7 @@ def test_count_tokens(gateway, engine, like):
         answer = post(front, COUNT, max_tokens=None, tools=[tool])
         assert answer.json() == {"input_tokens": COUNTED if like == "vllm" else len("<|user|>Hello") // 4}
     asked = [probe for probe in engine.probes if probe.method == "POST"]
-    assert [probe.path for probe in asked] == (["/tokenize"] * 2 if like == "vllm" else [
-        "/tokenize", "/apply-template", "/tokenize", "/apply-template", "/tokenize"])
+    assert [probe.path for probe in asked] == {"vllm": ["/tokenize"], "llama": ["/apply-template", "/tokenize"]}[like] * 2
     assert asked[-2].json()["tools"][0]["function"]["name"] == "f" and not engine.requests
 
 

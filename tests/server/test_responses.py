@@ -161,7 +161,7 @@ def test_reasoning_goes_out_sealed_and_comes_back(shared):
                message("assistant", "Hello there"), message("user", "Go on")]
     whole(ask(shared, carried))
     assert shared.engine.requests[-1].json()["messages"][1] == {
-        "role": "assistant", "content": "Hello there", "reasoning": "Let me think"}
+        "role": "assistant", "content": "Hello there", "reasoning_content": "Let me think"}
 
 
 @pytest.mark.parametrize("forge", [lambda sealed: sealed[:-8] + "AAAAAAAA", lambda sealed: "gAAAAABo",
@@ -182,7 +182,7 @@ def test_seals_open_after_a_restart_and_nowhere_else(gateway, engine, tmp_path):
     front.wait_alive().wait_ready()
     item = [{"type": "reasoning", "summary": [], "encrypted_content": sealed}, message("user", "Go on")]
     whole(ask(front, item))
-    assert engine.requests[-1].json()["messages"][0].get("reasoning") == "Let me think"
+    assert engine.requests[-1].json()["messages"][0].get("reasoning_content") == "Let me think"
     other.key = other.add_key("ann")
     whole(ask(other, item))
     assert engine.requests[-1].json()["messages"] == [{"role": "user", "content": "Go on"}]

@@ -1,0 +1,41 @@
+"""Anthropic's usage, made of a chat completion's.
+
+Source: Anthropic's reference of POST /v1/messages, `usage`.
+"""
+
+from dialects.loose import as_dict, figure
+
+
+def usage_of(usage, prompt_tokens=None, completion_tokens=None):
+    """The usage for the client.
+
+    usage              the engine's: an object, or anything else where it gave none
+    prompt_tokens, completion_tokens
+                       what was counted here, for what the engine doesn't say; None: it is left out
+    """
+    usage = as_dict(usage)
+    out = {}
+    prompt_tokens = figure(usage, "prompt_tokens", prompt_tokens)
+    if prompt_tokens is not None:
+        out |= input_figures(prompt_tokens, usage.get("prompt_tokens_details"))
+    completion_tokens = figure(usage, "completion_tokens", completion_tokens)
+    if completion_tokens is not None:
+        out["output_tokens"] = completion_tokens
+    thoughts = figure(usage.get("completion_tokens_details"), "reasoning_tokens")
+    if thoughts is not None:
+        out["output_tokens_details"] = {"thinking_tokens": thoughts}
+    return out
+
+
+def input_figures(prompt_tokens, details):
+    """Three figures that add up to the prompt: what the cache gave, what it took in, the rest."""
+    cached = figure(details, "cached_tokens")
+    read = min(cached or 0, prompt_tokens)
+    created = min(figure(details, "created_cache_tokens", 0), prompt_tokens - read)
+    figures = {
+        "input_tokens": prompt_tokens - read - created,
+        "cache_creation_input_tokens": created,
+    }
+    if cached is not None:
+        figures["cache_read_input_tokens"] = read
+    return figures
