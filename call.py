@@ -170,7 +170,7 @@ class Call:
         """
         if ask.images:
             self.gateway.gate.check(self.key.id, ask.model.lane, self.key.limits, steady_time())
-            found = images.fetch_all(ask.images, self.gateway.settings, self.hold)
+            found = images.fetch_all(ask.images, self.gateway.settings, self.key.id, self.hold)
             ask.body = [found[part] if isinstance(part, str) else part for part in ask.body]
 
     def hold(self, size):
@@ -212,7 +212,7 @@ class Call:
         self.answer = self.gateway.fleet.send(self.ask, self.id)
         self.ask.body = None
         self.body.skeleton = None
-        self.answer.when_freed(self.release_body)
+        self.answer.when_request_dropped(self.release_body)
         return self.answer
 
     def release_body(self):
@@ -235,7 +235,7 @@ class Call:
         """Let go of the prompt as it was kept for counting."""
         self.ask.count = None
         if self.answer:
-            self.answer.free()
+            self.answer.drop_request()
 
     # -- the end
 

@@ -9,7 +9,7 @@ import gevent
 import call as calls
 import keys
 from store import ledger
-from engines.local import server as local
+from engines import local
 from log import RequestLog, say
 from front import master
 import settings as settings_module
@@ -21,6 +21,7 @@ from errors import SettingsError
 from metrics import Metrics
 from store.seal import own_seal
 from engines.fleet import Fleet
+from engines.local.process import ServerProcess
 
 logger = logging.getLogger("sparks")
 SOON = 5  # seconds in which the engines should have been looked at
@@ -45,7 +46,8 @@ def start(worker, settings, is_local):
     )
     metrics.watch(gateway)
     for engine, command in zip(fleet.engines, local.COMMANDS if is_local else ()):
-        local.Engine(urlsplit(engine.url).port, logger.warning, command, engine.hurry.set).start()
+        port = urlsplit(engine.url).port
+        ServerProcess(port, logger.warning, command, engine.probe_due.set).start()
     gevent.spawn(fleet.watch)
     gevent.spawn(book.keep_up)
     gevent.spawn(announce, settings, fleet, is_local, first_key)
@@ -91,7 +93,7 @@ def reload(gateway, adapt):
         gateway.settings.max_queued,
     )
     gateway.bodies.most = gateway.settings.max_bodies
-    gateway.fleet.configure()
+    gateway.fleet.update()
     calls.wake(gateway.gate.grant())
     logger.warning(
         "reload: sparks.toml was read" + (f"; {', '.join(fixed)} need a restart" if fixed else "")
@@ -100,7 +102,7 @@ def reload(gateway, adapt):
 
 def announce(settings, fleet, is_local, first_key):
     """Say what was started; with a local engine, also how to try it, once it answers."""
-    fleet.looked.wait(SOON)
+    fleet.probed.wait(SOON)
     say(master.screen(settings, fleet.models(), keys.active_keys().count(), is_local))
     if is_local:
         while not any(model.default for model in fleet.models()):

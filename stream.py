@@ -239,6 +239,8 @@ def set_reasoning(message, names, extra=""):
     """Give a message or a delta its reasoning under `names` alone, `extra` added to it. Returns
     whether anything changed."""
     had = {name: message[name] for name in NAMES if name in message}
+    if not had and not extra:
+        return False
     texts = [text for text in had.values() if isinstance(text, str) and text]
     text = "".join(texts[:1]) + extra
     wanted = {name: text for name in names if text}

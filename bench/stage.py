@@ -64,9 +64,10 @@ def compile_all():
             "no C compiler (apt install gcc libc6-dev): nothing but memory can be measured"
         )
     BUILD.mkdir(exist_ok=True)
+    ours = {**os.environ, "TMPDIR": str(BUILD)}  # where a compiler leaves its files if it is ended
     for name in ("upstream", "loadgen"):
         command = [compiler, "-O2", "-Wall", "-o", BUILD / name, HERE / f"{name}.c"]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, env=ours)
         if done.returncode:
             raise Missing(
                 f"{name}.c does not compile (apt install libc6-dev): "

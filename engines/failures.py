@@ -1,4 +1,7 @@
-"""An engine's error, whatever shape it has, as the Refusal that the client gets."""
+"""An engine's error, whatever shape it has, as the Refusal that the client gets.
+
+Shapes: OpenAI's {"error": {...}}, {"error": "a sentence"}, FastAPI's {"detail": ...}, or no JSON.
+"""
 
 import re
 
@@ -21,11 +24,10 @@ def from_engine(status, answer, retry_after=None):
     """The Refusal for an engine's error.
 
     status       its HTTP status, or None for an error inside a stream, whose own code then counts
-    answer       the parsed JSON (any type), or None if it was no JSON: a plain sentence stands for it
+    answer       the parsed JSON (any type), or None if it was none
     retry_after  the header of that name, or None
     """
-    error = answer.get("error", answer) if isinstance(answer, dict) else answer
-    fields = error if isinstance(error, dict) else {"message": error}
+    fields = fields_of(answer)
     status = status or numeric(fields.get("code")) or 502
     message = message_of(fields) or f"the engine answered with status {status}"
     if status in (401, 403):  # its key is ours to set, not the client's
@@ -37,7 +39,9 @@ def from_engine(status, answer, retry_after=None):
         status = 400
     elif not 400 <= status <= 599 or status == 499:  # 499 would say that the client had left
         status = 502
-    param = fields.get("param") if isinstance(fields.get("param"), str) else None
+    param = fields.get("param")
+    if not isinstance(param, str):
+        param = None
     code = code_of(status)
     if status == 400 and TOO_LONG.search(f"{message} {fields.get('type')}"):
         code = "context_length_exceeded"
@@ -46,18 +50,32 @@ def from_engine(status, answer, retry_after=None):
     return Refusal(message, param, status=status, code=code, retry_after=wait(status, retry_after))
 
 
+def fields_of(answer):
+    """The error object in an engine's answer; one that is a sentence becomes its message."""
+    error = answer
+    if isinstance(answer, dict):
+        error = answer.get("error", answer)
+    if isinstance(error, dict):
+        return error
+    return {"message": error}
+
+
 def code_of(status):
     """The short word for an engine's status: ours, since the ledger keeps it."""
     if status in CODES:
         return CODES[status]
-    return "invalid_request" if status < 500 else "upstream_error"
+    if status < 500:
+        return "invalid_request"
+    return "upstream_error"
 
 
 def wait(status, retry_after):
     """Seconds until it makes sense to come back, or None."""
     if retry_after and re.fullmatch(r"[0-9]{1,5}", retry_after):
         return retry_after
-    return RETRY_AFTER if status == 503 else None
+    if status == 503:
+        return RETRY_AFTER
+    return None
 
 
 def numeric(code):

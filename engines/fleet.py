@@ -1,42 +1,60 @@
-"""Models and engines: what is loaded, which engine answers, send, count."""
+"""Engines and their models: what is loaded, which engine has it; ask an engine, count with it."""
 
+import json
 import logging
 import posixpath
 from dataclasses import dataclass, field, replace
 
 import gevent
-import requests
 from gevent import Timeout
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
-from errors import ModelNotAllowed, ModelNotFound, ModelUnavailable, RETRY_AFTER
-from engines.http1 import Off, Pool
+from engines.http1 import Off, Pool, Refused, Silent
 from engines.kinds import OTHER, Kind, kind_of
+from errors import (
+    RETRY_AFTER,
+    ModelNotAllowed,
+    ModelNotFound,
+    ModelUnavailable,
+    Refusal,
+    UpstreamError,
+)
 from settings import matches
 
 logger = logging.getLogger("sparks")
-LOOK_TIMEOUT = 10  # seconds for a look at the engine
-MISSES = 2  # looks that may time out before a busy engine counts as off
-FIRST_LOOK = 2  # seconds that a request waits for the very first look
+PROBE_TIMEOUT = 10  # seconds for each question of a probe
+FAILED_PROBES = 2  # in a row, after which an engine counts as off
+FIRST_PROBE = 2  # seconds that a request waits for the very first probe
 COUNT_TIMEOUT = 10  # seconds for the count of a prompt's tokens
 COUNTS = 8  # prompts that one engine is asked to count at once
-MAX_COUNT = 64 << 20  # bytes of the answer: vLLM lists the tokens too
-BYTES_A_TOKEN, IMAGE_TOKENS = 4, 1500  # where no engine counts; images are never counted by one
+MAX_LIST = 4 << 20  # bytes of a list of models
+MAX_COUNT = 64 << 20  # bytes of the answer to a count: some engines list the tokens too
+# For an estimate where no engine counts. Images are never counted by one.
+BYTES_A_TOKEN = 4
+IMAGE_TOKENS = 1500
+# What a probe may meet: an engine's JSON can be of any shape.
+PROBE_FAULTS = (Silent, Refusal, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass
 class Model:
     """A model as people see it.
 
-    id, aliases      its public names; `engine_id` the engine's own, `others` further ones that it goes by there
+    id               its public name
+    engine_id        the engine's name for it
     lane             what its slots belong to: several names of one engine's model share them
-    context          tokens, or None while the engine has not said
-    effort           a table of reasoning.TABLES;  reasoning_field  a key of reasoning.FIELDS
-    purpose          what it is for: "chat" or "embedding"
+    aliases          further public names, patterns among them
+    others           further names that it has at its engine
+    purpose          "chat" or "embedding"
     hidden           it answers to its names, and stands in no list
-    system           the system prompt for requests that have none;  sampling  {field: value} where the client is silent
-    loaded           whether its engine serves it right now
+    system           the system prompt for requests that have none
+    sampling         {field: value} for requests that leave the field out
+    default          requests that name no model get it
+    effort           a key of reasoning.TABLES
+    reasoning_field  a key of reasoning.FIELDS
+    context          tokens, or None while the engine has not said
+    loaded           its engine serves it right now
     engine_kind      the kinds.Kind of its engine
     """
 
@@ -59,16 +77,13 @@ class Model:
 
     @property
     def names(self):
-        """What it answers to: its id, aliases, the engine's id and its file's name."""
-        file = posixpath.basename(self.engine_id or self.id)
-        return [
-            self.id,
-            *self.aliases,
-            *self.others,
-            self.engine_id or self.id,
-            file,
-            file.removesuffix(".gguf"),
-        ]
+        """All that it answers to."""
+        engine_id = self.engine_id or self.id
+        short = self.engine_kind.short_names(engine_id)
+        return [self.id, *self.aliases, *self.others, engine_id, *short]
+
+    def has_id(self, name):
+        return self.id == name
 
     def is_called(self, name):
         """Whether one of its names is just that, ignoring case."""
@@ -80,71 +95,92 @@ class Model:
 
 
 class Engine:
-    """One engine: its address, its connections, and what the last look at it showed.
+    """One engine: its address, its connections, and what the last probe of it showed.
 
-    served  its models as it lists them; None: off
-    listed  the same, as it last was: an engine that is off is likely to come back with it
-    kind    the kinds.Kind that it is; `purpose`: what its models are for
-    hurry   set: it is to be looked at again now
+    pool           connections for requests
+    probes         one for probes: each begins with a new one, and takes none from a request
+    served         the entries of its list of models; None: it is off
+    listed         the same as it last was: an engine that is off will likely come back with it
+    kind           its kinds.Kind
+    purpose        what its models are for, "chat" or "embedding"
+    failed_probes  how many in a row have failed
+    probe_due      an Event: it is to be probed now, not only when `settings.poll` is over
+    counts         a semaphore for prompts that it is asked to count
     """
 
     def __init__(self, url, key=None):
+        """`key`: the engine's own, sent with everything that it is asked."""
         self.url = url
-        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.headers = {}
+        if key:
+            self.headers["Authorization"] = f"Bearer {key}"
         self.pool = Pool(url)
-        self.http = requests.Session()
-        self.http.trust_env = False  # no proxy, and no ~/.netrc in place of our key
-        self.served, self.listed = None, []
-        self.kind, self.purpose = OTHER, "chat"
-        self.misses, self.hurry = 0, Event()
+        self.probes = Pool(url, self.pool.tls)
+        self.served = None
+        self.listed = []
+        self.kind = OTHER
+        self.purpose = "chat"
+        self.failed_probes = 0
+        self.probe_due = Event()
         self.counts = BoundedSemaphore(COUNTS)
 
-    def look(self):
-        """Ask the engine what it serves. Whatever goes wrong means that it is off."""
+    def probe(self):
+        """Ask the engine what it serves.
+
+        It is off at once if nobody listens there, and after two probes in a row that failed in any
+        other way: a healthy engine, too, is slow or closes a connection now and then.
+        """
         try:
-            with Timeout(
-                2 * LOOK_TIMEOUT, requests.Timeout
-            ):  # requests' own is per read: a drip would last for ever
-                health = self.get("/health")
-                listed = self.get("/v1/models")
-            served = (
-                listed.json()["data"]
-                if listed.status_code == 200 and health.status_code < 500
-                else None
-            )
-            self.served = [model for model in served or () if named(model)] or None
-            self.misses = 0
-        except requests.Timeout:  # busy, perhaps: one slow answer is no reason to send people away
-            self.misses += 1
-            if self.misses >= MISSES:
-                self.served = None
-        except (
-            requests.RequestException,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ):
+            self.note_models(self.ask_models())
+            self.failed_probes = 0
+        except Refused:
             self.served = None
-        if self.served:
-            changed = ids_of(self.served) != ids_of(self.listed)
-            self.listed = self.served
-            if changed:
-                self.kind = kind_of(self.served[0])
-                self.purpose = self.ask_purpose()
+        except PROBE_FAULTS:
+            self.failed_probes += 1
+            if self.failed_probes >= FAILED_PROBES:
+                self.served = None
+        self.probes.clear()
         self.pool.prune()
+
+    def ask_models(self):
+        """The entries of its list of models. Raises PROBE_FAULTS if it has none, or is not well."""
+        health, _ = self.get("/health")
+        if health >= 500:  # any other status: some engines have no such route
+            raise UpstreamError("the engine is not well")
+        status, body = self.get("/v1/models")
+        if status != 200:
+            raise UpstreamError("the engine lists no models")
+        served = [entry for entry in json.loads(body)["data"] if has_usable_id(entry)]
+        if not served:
+            raise UpstreamError("the engine has no model")
+        return served
+
+    def note_models(self, served):
+        changed = ids_of(served) != ids_of(self.listed)
+        self.served = self.listed = served
+        if changed:
+            self.kind = kind_of(served[0])
+            self.purpose = self.ask_purpose()
 
     def ask_purpose(self):
         """What its models are for."""
         try:
-            with Timeout(LOOK_TIMEOUT, requests.Timeout):
-                return self.kind.purpose(lambda path: self.get(path).status_code)
-        except requests.RequestException:
+            return self.kind.purpose(lambda path: self.get(path)[0])
+        except (Silent, Refusal):
             return self.purpose
 
+    def get(self, path):
+        """(status, body) of a GET. Raises Silent, Refusal."""
+        with Timeout(PROBE_TIMEOUT, Silent):  # looking up its name and connecting included
+            answer = self.probes.get(path, self.headers)
+            try:
+                data = answer.all(PROBE_TIMEOUT, MAX_LIST)
+                return answer.status, data
+            finally:
+                answer.close(answer.ended)
+
     def post(self, path, body):
-        """The body of the answer to a POST, or nothing where it is no 200."""
+        """The body of the answer to a POST; b"" if it is no 200. Raises Silent, Refusal."""
         answer = self.pool.post(path, body, self.headers)
         try:
             data = answer.all(COUNT_TIMEOUT, MAX_COUNT)
@@ -152,30 +188,25 @@ class Engine:
         finally:
             answer.close(answer.ended)
 
-    def get(self, path):
-        return self.http.get(
-            self.url + path, headers=self.headers, timeout=LOOK_TIMEOUT, allow_redirects=False
-        )
-
 
 class Fleet:
-    """The engines and their models. `watch` looks at each engine every `settings.poll` seconds, for ever; `looked` is set once
-    all of them have been looked at.
+    """The engines and their models.
 
-    Each model goes to the first engine that has it, one that is up before one that is off. The default model, and the one
-    that the setting `model` names, are the first engine's.
+    `watch` probes each engine every `settings.poll` seconds, for ever; the Event `probed` is set
+    once each has been.
+
+    Each model goes to the first engine that has it, one that is up before one that is off. The
+    default model, and the one that the setting `model` names, are the first engine's.
+
+    known  all Models, loaded or not
     """
 
     def __init__(self, settings):
         self.settings = settings
         self.engines = [Engine(url, settings.upstream_key) for url in settings.upstream]
-        self.looked, self.unseen = Event(), set(self.engines)
-        self.configure()
-
-    def configure(self):
-        """Know the models of the settings, and what the last looks showed of them."""
-        self.known = []
-        self.learn()
+        self.probed = Event()
+        self.never_probed = set(self.engines)
+        self.update()
 
     # -- what there is
 
@@ -188,77 +219,83 @@ class Fleet:
         return names_of(self.models())
 
     def find(self, name):
-        """The Model that a client means by `name` (None: the default). Raises ModelNotFound, ModelUnavailable."""
+        """The Model that a client means by `name` (None: the default). Raises ModelNotFound,
+        ModelUnavailable."""
         found = self.meant(name)
-        if not (found and found.loaded) and not self.looked.is_set():
-            self.looked.wait(FIRST_LOOK)
+        if not (found and found.loaded) and not self.probed.is_set():
+            self.probed.wait(FIRST_PROBE)
             found = self.meant(name)
         if found is None and self.known and name is not None:
             raise unknown(name, self.known)
         if found is None or not found.loaded:
+            called = f"the model {found.id}" if found else "the model"
             raise ModelUnavailable(
-                f"the model {found.id if found else ''} is not loaded right now; try again later".replace(
-                    "  ", " "
-                ),
-                retry_after=RETRY_AFTER,
+                f"{called} is not loaded right now; try again later", retry_after=RETRY_AFTER
             )
         return found
 
     def meant(self, name):
-        """The Model that a name means, loaded or not, or None."""
+        """The Model that a name means, loaded or not, or None. The better fit goes first: an id,
+        another name, a pattern."""
         if name is None:
-            return next((model for model in self.known if model.default), None)
-        return (
-            next((model for model in self.known if model.id == name), None)
-            or next((model for model in self.known if model.is_called(name)), None)
-            or next((model for model in self.known if model.answers_to(name)), None)
-            or self.stand_in(name)
-        )
-
-    def stand_in(self, name):
-        """The default model for a name that clients of other makers' models use, if it is one."""
+            return self.default()
+        for fits in (Model.has_id, Model.is_called, Model.answers_to):
+            for model in self.known:
+                if fits(model, name):
+                    return model
+        # Clients of other makers' models ask for these by name.
         if any(matches(name, pattern) for pattern in self.settings.stand_in_for):
-            return next((model for model in self.known if model.default), None)
+            return self.default()
+        return None
 
-    def view(self, key):
-        """The fleet as a key may see it."""
-        return View(self, key) if key.models or key.reasoning_field else self
+    def default(self):
+        for model in self.known:
+            if model.default:
+                return model
+        return None
 
-    # -- looking
+    def seen_by(self, key):
+        """The fleet as a Key may use it."""
+        return FleetForKey(self, key) if key.models or key.reasoning_field else self
+
+    # -- probing
 
     def watch(self):
         gevent.joinall([gevent.spawn(self.watch_one, engine) for engine in self.engines])
 
     def watch_one(self, engine):
-        """One that takes its time to be off holds up no other."""
+        """Each engine has its own greenlet: a slow one holds up no other."""
         while True:
             try:
-                self.look(engine)
-            except Exception:  # whatever an engine says: the next look may be better
-                logger.exception("the look at an engine failed")
-            engine.hurry.wait(self.settings.poll)
-            engine.hurry.clear()
+                self.probe(engine)
+            except Exception:  # whatever an engine says: the next probe may do better
+                logger.exception("the probe of an engine failed")
+            engine.probe_due.wait(self.settings.poll)
+            engine.probe_due.clear()
 
-    def look(self, engine):
+    def probe(self, engine):
+        """Probe an engine, and say in the log what has changed by that."""
         before = [model.id for model in self.models()]
-        engine.look()
-        self.learn()
-        self.unseen.discard(engine)
-        if not self.unseen:
-            self.looked.set()
+        engine.probe()
+        self.update()
+        self.never_probed.discard(engine)
+        if not self.never_probed:
+            self.probed.set()
         after = [model.id for model in self.models()]
         if before != after:
-            logger.warning(
-                "models loaded: %s", ", ".join(after) or f"none; no engine answers at {engine.url}"
-            )
+            loaded = ", ".join(after) or f"none; no engine answers at {engine.url}"
+            logger.warning("models loaded: %s", loaded)
 
-    def learn(self):
-        """Bring `known` up to date with what the engines list."""
+    # -- from engines' lists and the settings to Models
+
+    def update(self):
+        """Bring `known` up to date with the settings and with what the engines list."""
         engines = sorted(self.engines, key=lambda engine: not engine.served)
         if self.settings.models:
-            families = [(engine, names) for engine in engines for names in family(engine.listed)]
+            groups = [group for engine in engines for group in groups_of(engine)]
             models = [
-                self.from_entry(entry, self.pick(entry, families)) for entry in self.settings.models
+                self.from_settings(entry, self.pick(entry, groups))
+                for entry in self.settings.models
             ]
         else:
             models = self.unconfigured(engines)
@@ -268,113 +305,106 @@ class Fleet:
         self.known = models
 
     def leading(self, models):
-        """The chat models of which the first is the default: a configured one, or one of the first engine's."""
+        """The chat models of the settings or, without any, of the first engine. The first of them
+        is the default."""
+        chats = [model for model in models if model.purpose == "chat"]
+        if self.settings.models:
+            return chats
         own = ids_of(self.engines[0].listed)
-        named = (
-            [model.id for model in models]
-            if self.settings.models
-            else [self.settings.model]
-            if self.settings.model
-            else own
-        )
-        return [model for model in models if model.purpose == "chat" and model.id in named]
+        if self.settings.model:
+            own = [self.settings.model]
+        return [model for model in chats if model.id in own]
 
     def unconfigured(self, engines):
-        """The models without a word about them in the settings, but perhaps a name for the first engine's."""
-        first, public, models = self.engines[0], self.settings.model, []
+        """The models when the settings have no table of any, but perhaps a name for the first
+        engine's."""
+        models = []
+        public = self.settings.model
         if public:
-            families = [(first, names) for names in family(first.listed)]
-            found = self.match(public, families) or (families[0] if families else None)
-            models = [
-                self.describe(public, *found)
-                if found
-                else Model(public, reasoning_field=self.settings.reasoning_field)
-            ]
+            first = self.engines[0]
+            groups = groups_of(first)
+            found = self.match(public, groups)
+            if groups and not found:
+                found = groups[0]
+            models.append(self.describe(public, found))
             engines = [engine for engine in engines if engine is not first]
-        return distinct(
-            models
-            + [
-                self.describe(entry["id"], engine, [entry])
-                for engine in engines
-                for entry in engine.listed
-            ]
-        )
+        for engine in engines:
+            models += [self.describe(entry["id"], (engine, [entry])) for entry in engine.listed]
+        return distinct(models)
 
-    def pick(self, entry, families):
-        """An engine and its names for a configured model; the only model there is needs no mention."""
+    def pick(self, entry, groups):
+        """The group for a configured model (a ModelEntry), or None. If there is one of each, they
+        mean each other without a word."""
         if entry.engine:
-            return self.match(entry.engine, families)
-        found = self.match(entry.id, families)
-        return found or (
-            families[0] if len(families) == 1 and len(self.settings.models) == 1 else None
-        )
+            return self.match(entry.engine, groups)
+        found = self.match(entry.id, groups)
+        if not found and len(groups) == len(self.settings.models) == 1:
+            return groups[0]
+        return found
 
     @staticmethod
-    def match(name, families):
-        return next(
-            (
-                found
-                for found in families
-                if any(name.lower() == one["id"].lower() for one in found[1])
-            ),
-            None,
-        )
+    def match(name, groups):
+        """The group that has an entry of that name, ignoring case, or None."""
+        for group in groups:
+            if any(name.lower() == entry["id"].lower() for entry in group[1]):
+                return group
+        return None
 
-    def from_entry(self, entry, found):
-        model = self.describe(entry.id, *found) if found else Model(entry.id)
-        model.default, model.effort, model.aliases, model.others = (
-            entry.default,
-            entry.effort,
-            entry.aliases,
-            [],
-        )
+    def from_settings(self, entry, group):
+        """The Model of a ModelEntry, with what its engine says of it."""
+        model = self.describe(entry.id, group)
+        model.default = entry.default
+        model.effort = entry.effort
+        model.aliases = entry.aliases
+        model.others = []
         model.context = entry.context or model.context
         model.reasoning_field = entry.reasoning_field or self.settings.reasoning_field
-        model.purpose, model.hidden = entry.kind or model.purpose, entry.hidden
-        model.system, model.sampling = entry.system, entry.sampling
+        model.purpose = entry.kind or model.purpose
+        model.hidden = entry.hidden
+        model.system = entry.system
+        model.sampling = entry.sampling
         return model
 
-    def describe(self, public, engine, names):
-        """A Model from an engine's entries for it."""
-        first = names[0]
-        others = [one["id"] for one in names[1:]] + [
-            base for base in [posixpath.basename(root_of(first))] if base
-        ]
-        return Model(
-            public,
-            first["id"],
-            f"{engine.url} {root_of(first)}",
-            others=[name for name in others if name != public],
-            purpose=engine.purpose,
-            context=engine.kind.context_of(first),
-            loaded=bool(engine.served),
-            engine=engine,
-            reasoning_field=self.settings.reasoning_field,
-            engine_kind=engine.kind,
-        )
+    def describe(self, public, group):
+        """A Model from a group of an engine's entries; without one, a model that is not there."""
+        model = Model(public, reasoning_field=self.settings.reasoning_field)
+        if group is None:
+            return model
+        engine, (first, *more) = group
+        weights = engine.kind.weights_of(first)
+        others = [*ids_of(more), posixpath.basename(weights)]
+        model.engine_id = first["id"]
+        model.lane = f"{engine.url} {weights}"
+        model.others = [name for name in others if name and name != public]
+        model.purpose = engine.purpose
+        model.context = engine.kind.context_of(first)
+        model.loaded = bool(engine.served)
+        model.engine = engine
+        model.engine_kind = engine.kind
+        return model
 
     # -- work
 
     def send(self, ask, request_id):
         """POST an Ask to its engine and give the Answer. Raises Off, UpstreamError."""
         engine = ask.model.engine
+        headers = {**engine.headers, "X-Request-Id": request_id}
         try:
-            return engine.pool.post(
-                ask.path, ask.body, {**engine.headers, "X-Request-Id": request_id}
-            )
+            return engine.pool.post(ask.path, ask.body, headers)
         except Off as error:
-            engine.hurry.set()
+            engine.probe_due.set()
             error.retry_after = RETRY_AFTER
             raise
 
     def count(self, ask):
-        """How many tokens the prompt of an Ask has, by the engine's own tokenizer and template, or else by an estimate."""
-        engine, images = ask.model.engine, ask.unseen * IMAGE_TOKENS
+        """How many tokens the prompt of an Ask has, by the engine's own tokenizer and template, or
+        else by an estimate."""
+        engine = ask.model.engine
         try:
             with Timeout(COUNT_TIMEOUT), engine.counts:
                 tokens = engine.kind.count(engine.post, ask.count)
                 if tokens and tokens > 0:
-                    return tokens + images
+                    return tokens + ask.unseen * IMAGE_TOKENS
         except Timeout:
             pass
         except Exception as error:  # whatever an engine says: a count stops nothing
@@ -386,11 +416,13 @@ class Fleet:
         return sum(map(len, ask.count or ())) // BYTES_A_TOKEN + 1 + ask.unseen * IMAGE_TOKENS
 
 
-class View:
-    """A fleet with the models that a key may use, its reasoning under the name that its client reads."""
+class FleetForKey:
+    """The part of a Fleet that a key may use, its reasoning under the name that the key's client
+    reads."""
 
     def __init__(self, fleet, key):
-        self.fleet, self.key = fleet, key
+        self.fleet = fleet
+        self.key = key
 
     def allows(self, model):
         return not self.key.models or any(matches(model.id, pattern) for pattern in self.key.models)
@@ -445,22 +477,17 @@ def ids_of(served):
     return [entry["id"] for entry in served]
 
 
-def named(entry):
-    """Whether an engine's entry has an id that can be written down."""
+def has_usable_id(entry):
+    """Whether an entry has an id that can be written down: JSON may hold half a surrogate pair."""
     try:
         return bool(entry["id"].encode())
     except UnicodeEncodeError:
         return False
 
 
-def family(served):
-    """The engine's entries grouped into models: vLLM lists each served name of one model, with one root."""
+def groups_of(engine):
+    """An engine's models, each as (engine, its entries): one may be listed under several names."""
     groups = {}
-    for entry in served:
-        groups.setdefault(root_of(entry), []).append(entry)
-    return list(groups.values())
-
-
-def root_of(entry):
-    """What an engine's entry stands for: the weights."""
-    return entry["root"] if isinstance(entry.get("root"), str) and entry["root"] else entry["id"]
+    for entry in engine.listed:
+        groups.setdefault(engine.kind.weights_of(entry), []).append(entry)
+    return [(engine, entries) for entries in groups.values()]

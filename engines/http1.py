@@ -1,7 +1,8 @@
-"""One HTTP/1.1 exchange with an engine: pooled sockets, the head, the body's framing, TLS.
+"""HTTP/1.1 to an engine: pooled connections, TLS, heads, and the framing of bodies.
 
-Small because it does one thing: POST some JSON and read what comes back as it comes. An `Answer` can be read by a
-greenlet (`read`, `all`) or, once its head is in, by whoever watches its file descriptor and calls `decode`.
+It sends a request and hands on what comes back as it comes. An `Answer` is read by a greenlet
+(`read`, `all`) or, once its head is in, by whoever watches its file descriptor and calls `decode`
+on the bytes that come there.
 
 Source: RFC 9112 (message framing), RFC 9110 15.2 (interim responses).
 """
@@ -18,7 +19,7 @@ from gevent import socket
 
 from errors import ModelUnavailable, UpstreamError
 from loop import give_way
-from tcp import send_all
+from tcp import detect_vanished_peer, send_all
 
 CONNECT_TIMEOUT = 10  # seconds
 SEND_TIMEOUT = 60  # seconds in which an engine takes a piece of a request
@@ -33,7 +34,7 @@ SIZES = {b"%x" % size: size for size in range(1, 1 << 10)}  # the size lines of 
 
 
 class BadAnswer(UpstreamError):
-    """The engine's bytes are no HTTP."""
+    """The engine's bytes are no HTTP, or more of it than is taken."""
 
 
 class Silent(Exception):
@@ -41,32 +42,47 @@ class Silent(Exception):
 
 
 class Off(ModelUnavailable):
+    """There is no way to connect to the engine."""
+
+
+class Refused(Off):
     """Nobody listens where the engine should be."""
 
 
-# ---- framing: feed(bytes) -> the body's bytes; .ended after the last one; .surplus if bytes came after it
+# ---- framing: where a body ends. All three have
+#
+# feed(bytes)  the body's bytes among these bytes of the connection
+# ended        the last byte of the body has come
+# surplus      bytes have come after it
+# eof()        the connection has ended; returns whether the body is whole
 
 
 class Chunked:
-    """The chunked transfer coding."""
+    """The chunked transfer coding.
+
+    left   bytes of this chunk's data still to come
+    line   the beginning of a line whose end has not come yet
+    state  what comes next: "size", "data", "end" (of a chunk) or "trailer"
+    """
 
     def __init__(self):
-        self.left = 0  # bytes of this chunk's data still to come
-        self.line = b""  # an unfinished line
-        self.state = "size"  # what comes next: size, data, end (of a chunk), trailer
+        self.left = 0
+        self.line = b""
+        self.state = "size"
         self.ended = self.surplus = False
 
     def feed(self, data):
         if self.state == "size" and not self.line:
-            head = data.find(
-                b"\r\n", 0, 6
-            )  # the usual case: exactly one chunk, as vLLM sends one event
+            # The usual case: exactly one chunk, as engines send one event.
+            head = data.find(b"\r\n", 0, 6)
             if len(data) - head - 4 == SIZES.get(data[:head]) and data.endswith(b"\r\n"):
                 return data[head + 2 : -2]
         return b"".join(self.pieces(self.line + data))
 
     def pieces(self, data):
-        at, self.line = 0, b""
+        """The parts of the body in bytes that may hold any parts of any chunks."""
+        at = 0
+        self.line = b""
         while at < len(data):
             if self.ended:
                 self.surplus = True
@@ -74,7 +90,8 @@ class Chunked:
             if self.state == "data":
                 piece = data[at : at + self.left]
                 yield piece
-                at, self.left = at + len(piece), self.left - len(piece)
+                at += len(piece)
+                self.left -= len(piece)
                 if not self.left:
                     self.state = "end"
                 continue
@@ -99,11 +116,11 @@ class Chunked:
             self.ended = not line
 
     def eof(self):
-        """The connection has ended. Returns whether the body is whole."""
         return self.ended
 
 
 def hexadecimal(digits):
+    """A chunk's size. int() alone would take "+5", "0x5" and "5_0" too."""
     if not digits or digits.strip(HEXADECIMAL):
         raise BadAnswer("the engine sent a chunk whose size cannot be read")
     return int(digits, 16)
@@ -113,7 +130,9 @@ class Length:
     """A body of Content-Length bytes."""
 
     def __init__(self, length):
-        self.left, self.ended, self.surplus = length, not length, False
+        self.left = length
+        self.ended = not length
+        self.surplus = False
 
     def feed(self, data):
         body = data[: self.left]
@@ -139,11 +158,23 @@ class UntilClose:
         return True
 
 
+def framing_of(headers):
+    """How a body is framed (RFC 9112 6.3): chunked wins over a length."""
+    if "chunked" in headers.get("transfer-encoding", "").lower():
+        return Chunked()
+    length = headers.get("content-length", "")
+    if length.isascii() and length.isdigit():
+        if len(length) > MAX_DIGITS:  # Python itself reads no more than some thousands of them
+            raise BadAnswer("the engine's answer has a length beyond all bounds")
+        return Length(int(length))
+    return UntilClose()
+
+
 # ---- connections
 
 
-class Plain:
-    """A connection's bytes as they are."""
+class Cleartext:
+    """The bytes of a connection as they are."""
 
     decode = None  # nothing to do
 
@@ -155,15 +186,20 @@ class Plain:
 
 
 class Tls:
-    """A TLS connection over a plain socket, so that its bytes too can be read by whoever has them."""
+    """TLS over a socket that itself stays untouched, so that the pump can read it like any other.
 
-    def __init__(self, sock, host, context=None):
-        self.sock, self.incoming, self.outgoing = sock, ssl.MemoryBIO(), ssl.MemoryBIO()
-        context = context or ssl.create_default_context()
+    Raises OSError (ssl.SSLError is one) where the handshake fails.
+    """
+
+    def __init__(self, sock, host, context):
+        self.sock = sock
+        self.incoming = ssl.MemoryBIO()
+        self.outgoing = ssl.MemoryBIO()
         self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname=host)
         self.shake_hands()
 
     def shake_hands(self):
+        """Exchange messages with the engine until both sides have the keys."""
         while True:
             try:
                 self.tls.do_handshake()
@@ -172,7 +208,7 @@ class Tls:
                 self.flush()
                 data = self.sock.recv(READ)
                 if not data:
-                    raise ConnectionResetError("closed during the TLS handshake")
+                    raise ConnectionResetError("closed during the TLS handshake") from None
                 self.incoming.write(data)
 
     def flush(self):
@@ -184,6 +220,7 @@ class Tls:
         self.flush()
 
     def decode(self, data):
+        """What these bytes of the connection say; b"" while a record is not whole."""
         self.incoming.write(data)
         out = []
         try:
@@ -197,25 +234,32 @@ class Tls:
 
 
 class Connection:
-    """A connection to an engine. It is reused only if the last answer on it ended cleanly."""
+    """A connection to an engine. It serves again only if the last answer on it ended cleanly.
+
+    framing     that of the last answer
+    used        it has had an answer: the engine may be closing it just now
+    idle_since  the monotonic moment of that answer's end
+    """
 
     def __init__(self, address, host, tls):
+        """Connect to an address (host, port). Raises OSError."""
         self.sock = socket.create_connection(address, CONNECT_TIMEOUT)
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            self.layer = Tls(self.sock, host, tls) if tls else Plain(self.sock)
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            detect_vanished_peer(self.sock)
+            self.layer = Tls(self.sock, host, tls) if tls else Cleartext(self.sock)
         except BaseException:
             self.sock.close()
             raise
         self.sock.settimeout(None)  # that time was for connecting; an engine may think for longer
-        self.framing, self.rested, self.used = None, 0.0, False
+        self.framing = None
+        self.used = False
+        self.idle_since = 0.0
 
-    def fresh(self):
-        """Whether it is fit for another request: still open, the last answer's end in, and nothing after it."""
+    def is_reusable(self):
+        """Whether it is open, the last answer's end has come, and nothing after it."""
         try:
-            data = os.read(
-                self.sock.fileno(), READ
-            )  # the end of the last answer may have come since
+            data = os.read(self.sock.fileno(), READ)  # that end may have come since
             self.framing.feed(self.layer.decode(data) if self.layer.decode else data)
             return bool(data) and self.framing.ended and not self.framing.surplus
         except BlockingIOError:
@@ -227,74 +271,124 @@ class Connection:
         self.sock.close()
 
     def reset(self):
-        """Close with a RST: an engine that does not read sees no other end, behind the bytes that wait for it."""
+        """Close with a RST. An engine that does not read would see a FIN only behind the bytes that
+        wait for it."""
         with suppress(OSError):
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
 
 
 class Pool:
-    """The connections to one engine at `url`, as many as are needed at once."""
+    """The connections to an engine, as many as are needed at once."""
 
     def __init__(self, url, tls=None):
+        """`tls`: the ssl.SSLContext of an https engine; by default one that trusts whom the system
+        trusts."""
         parts = urlsplit(url)
-        self.secure = parts.scheme == "https"
+        secure = parts.scheme == "https"
         self.host = parts.hostname
-        self.address = (parts.hostname, parts.port or (443 if self.secure else 80))
-        self.tls = (tls or ssl.create_default_context()) if self.secure else None
+        self.address = (parts.hostname, parts.port or (443 if secure else 80))
+        self.tls = None
+        if secure:
+            self.tls = tls or ssl.create_default_context()
         self.prefix = parts.path.rstrip("/")
         self.netloc = parts.netloc
         self.idle = []
 
     def take(self):
+        """A connection for a request: an idle one, or a new one. Raises Off."""
         while self.idle:
             connection = self.idle.pop()
-            if monotonic() - connection.rested < IDLE and connection.fresh():
+            if monotonic() - connection.idle_since < IDLE and connection.is_reusable():
                 return connection
             connection.close()
+        return self.connect()
+
+    def connect(self):
+        """A new connection. Raises Off."""
         try:
             return Connection(self.address, self.host, self.tls)
         except OSError as error:
-            raise Off(
-                f"the engine does not answer ({error.__class__.__name__}); the model is off, try again later"
-            )
+            kind = Refused if isinstance(error, ConnectionRefusedError) else Off
+            raise kind(
+                f"the engine does not answer ({type(error).__name__}); the model is off,"
+                " try again later"
+            ) from None
 
     def give(self, connection):
-        connection.used, connection.rested = True, monotonic()
+        connection.used = True
+        connection.idle_since = monotonic()
         self.idle.append(connection)
 
     def prune(self):
         """Close what has been idle for too long."""
-        stale = [connection for connection in self.idle if monotonic() - connection.rested >= IDLE]
-        self.idle = [connection for connection in self.idle if connection not in stale]
-        for connection in stale:
+        now = monotonic()
+        kept = [connection for connection in self.idle if now - connection.idle_since < IDLE]
+        for connection in self.idle:
+            if connection not in kept:
+                connection.close()
+        self.idle = kept
+
+    def clear(self):
+        """Close all that is idle."""
+        idle = self.idle
+        self.idle = []
+        for connection in idle:
             connection.close()
 
+    def get(self, path, headers):
+        """GET; the Answer's head is still to come. Raises Off, UpstreamError."""
+        return Answer(self, [self.request_head("GET", path, headers)])
+
     def post(self, path, body, headers):
-        """POST `body` (JSON, a list of bytes) and give the Answer, whose head is still to come. Raises Off, UpstreamError."""
+        """POST `body` (JSON, a list of bytes); the Answer's head is still to come. Raises Off,
+        UpstreamError."""
+        length = sum(map(len, body))
+        headers = {"Content-Type": "application/json", "Content-Length": length, **headers}
+        return Answer(self, [self.request_head("POST", path, headers), *body])
+
+    def request_head(self, method, path, headers):
         lines = [
-            f"POST {self.prefix}{path} HTTP/1.1",
+            f"{method} {self.prefix}{path} HTTP/1.1",
             f"Host: {self.netloc}",
-            "Content-Type: application/json",
             "Accept-Encoding: identity",
-            f"Content-Length: {sum(map(len, body))}",
         ]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        return Answer(self, ["\r\n".join(lines).encode("latin-1") + b"\r\n\r\n", *body])
+        return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
+
+
+# ---- requests and their answers
 
 
 class Answer:
-    """What an engine answers. `status` and `headers` (lower-case names) are there once `head(seconds)` is."""
+    """A request that is being sent, and the engine's answer to it.
+
+    request     the parts that may still have to be sent, or None
+    sent        all of it has gone
+    sender      the greenlet that sends a large one
+    status, headers, framing
+                known once `head(seconds)` has returned; names of headers are in lower case
+    head_bytes  bytes that have come so far before the end of the head
+    buffer      bytes that came behind it
+    keep_alive  the engine will take another request on this connection
+    closed      the connection was given back or closed
+    streams     whether the body is events: whoever reads it finds out and notes it here
+    """
 
     def __init__(self, pool, request):
-        self.pool, self.request = pool, request
+        """Send a request (a list of bytes) on a connection of the pool. Raises Off."""
+        self.pool = pool
+        self.request = request
+        self.sender = None
+        self.sent = False
         self.status = self.headers = self.framing = None
-        self.buffer, self.keeps, self.closed = b"", False, False
-        self.streams = None  # whether its body is events; for whoever reads it to say
-        self.heads = 0  # bytes that have come before the end of the head
-        self.sent = False  # all of the request has gone
-        self.freed = lambda: None  # called when nothing of it is held any more
-        self.connection, self.sender = pool.take(), None
+        self.head_bytes = 0
+        self.buffer = b""
+        self.keep_alive = False
+        self.closed = False
+        self.streams = None
+        self.on_request_dropped = lambda: None
+        self.connection = pool.take()
         try:
             self.send()
         except BaseException:
@@ -307,10 +401,14 @@ class Answer:
 
     @property
     def ended(self):
+        """All of the body has come."""
         return self.framing is not None and self.framing.ended
 
+    # -- the request
+
     def send(self):
-        """Send the request; a large body goes on in a greenlet of its own, while whoever waits for the answer waits."""
+        """Send the request. A large one goes on in a greenlet of its own, while whoever waits for
+        the answer waits: sending and waiting have their own times."""
         self.sent = False
         if sum(map(len, self.request)) < READ:
             self.sock.settimeout(SEND_TIMEOUT)
@@ -318,14 +416,14 @@ class Answer:
                 self.connection.layer.send(b"".join(self.request))
                 self.sent = True
             self.sock.settimeout(None)
-            self.free()
-        else:  # sending and reading have their own times, at the same time
+            self.drop_request()
+        else:
             self.sender = gevent.spawn(self.send_pieces, self.connection.layer, self.request)
-            self.sender.link(lambda _: self.free())
+            self.sender.link(lambda _: self.drop_request())
 
     def send_pieces(self, layer, parts):
-        """Send all parts, in pieces that each have their time. An engine may answer, and close, before it has read all: what it
-        says then counts."""
+        """Send all parts, in pieces that each have their time. An engine may answer, and close,
+        before it has read all; then what it says counts, so an OSError is no fault yet."""
         try:
             for number, piece in enumerate(pieces(parts)):
                 if number:
@@ -334,109 +432,116 @@ class Answer:
                     layer.send(piece)
             self.sent = True
         except TimeoutError:
-            self.unheard(layer)
+            self.give_up_sending(layer)
         except OSError:
             pass
 
-    def unheard(self, layer):
-        """The engine takes no more of the request: without all of it no answer will come, unless it has begun already."""
+    def give_up_sending(self, layer):
+        """The engine takes no more of the request. Without all of it no answer will come, unless it
+        has begun already: end the wait for one."""
         if self.status is None:
             with suppress(OSError):
                 layer.sock.shutdown(socket.SHUT_RDWR)
 
-    def free(self):
-        """Let go of the request, unless it is still being sent or may have to be sent again."""
+    def drop_request(self):
+        """Let go of the request, unless it is being sent or may have to be sent again."""
         sending = self.sender and not self.sender.ready()
         if not sending and (self.status is not None or not self.connection.used):
             self.request = None
-            self.freed()
+            self.on_request_dropped()
 
-    def when_freed(self, callback):
-        """Have `callback` called when nothing of the request is held any more: now, later, or more than once."""
-        self.freed = callback
-        self.free()
+    def when_request_dropped(self, callback):
+        """Have `callback` called once the request is held no longer: now or later, perhaps more
+        than once."""
+        self.on_request_dropped = callback
+        self.drop_request()
 
     def stop_sending(self):
         if self.sender:
             self.sender.kill(block=False)
             self.sender = None
 
-    def again(self):
-        """Once more on a new connection. A server may close an idle one in the very moment in which it is used:
-        then not a byte has come back, and nobody has seen the request."""
-        stale = self.connection.used and not self.heads
-        if stale:
-            self.stop_sending()
-            self.drop()
-            self.pool.idle, old = [], self.pool.idle
-            for connection in old:
-                connection.close()
-            self.connection = self.pool.take()
-            self.send()
-        return stale
+    def retry_if_stale(self):
+        """Send the request again on a new connection, if that is safe; returns whether it was.
+
+        A server may close an idle connection in the very moment in which it is used (RFC 9112
+        9.3.1). If not a byte has come back then, nobody has seen the request.
+        """
+        if not self.connection.used or self.head_bytes:
+            return False
+        self.stop_sending()
+        self.disconnect()
+        self.pool.clear()  # those are as old
+        self.connection = self.pool.connect()
+        self.send()
+        return True
+
+    # -- the answer
 
     def head(self, seconds):
         """Read the head. Raises Silent if it has not come within `seconds`: call again."""
         until = monotonic() + seconds
         while self.status is None:
-            end = self.buffer.find(b"\r\n\r\n")
-            if end >= 0:
-                head, self.buffer = self.buffer[:end], self.buffer[end + 4 :]
+            head, end, rest = self.buffer.partition(b"\r\n\r\n")
+            if end:
+                self.buffer = rest
                 self.parse(head)
-            elif self.heads > MAX_HEAD:  # interim heads are counted too
+            elif self.head_bytes > MAX_HEAD:  # interim heads are counted too
                 raise BadAnswer("the engine sent a head that does not end")
             else:
                 data = self.receive(until - monotonic())
-                if not data and not self.again():
+                if not data and not self.retry_if_stale():
                     raise UpstreamError(
                         "the engine closed the connection without an answer; send the request again"
                     )
                 self.buffer += data
-                self.heads += len(data)
+                self.head_bytes += len(data)
 
     def parse(self, head):
+        """Take in a head. After an interim one (100 Continue, 103 Early Hints) another follows."""
         first, *lines = head.split(b"\r\n")
         if not first.startswith(b"HTTP/1.") or not first[9:12].isdigit():
             raise BadAnswer("the engine's answer is no HTTP")
         status = int(first[9:12])
-        if 100 <= status < 200:  # 100 Continue, 103 Early Hints: the answer comes after it
+        if 100 <= status < 200:
             return
         pairs = (line.decode("latin-1").partition(":") for line in lines)
-        self.headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-        self.framing = self.connection.framing = (
-            Length(0) if status in (204, 304) else framing_of(self.headers)
-        )
-        self.keeps = (
-            first.startswith(b"HTTP/1.1") and self.headers.get("connection", "").lower() != "close"
-        )
+        headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        self.headers = headers
+        self.framing = Length(0) if status in (204, 304) else framing_of(headers)
+        self.connection.framing = self.framing
+        closes = headers.get("connection", "").lower() == "close"
+        self.keep_alive = first.startswith(b"HTTP/1.1") and not closes
         self.status = status
-        self.free()
-        if self.headers.get("content-encoding", "identity").lower() != "identity":
+        self.drop_request()
+        if headers.get("content-encoding", "identity").lower() != "identity":
             raise BadAnswer("the engine compressed its answer, though it was asked not to")
 
     def receive(self, seconds):
-        """Bytes of the connection, b"" at its end. Raises Silent."""
+        """Bytes of the connection, decrypted; b"" at its end. Raises Silent."""
         decode = self.connection.layer.decode
         try:
             with gevent.Timeout(max(seconds, 0.001), Silent):
                 while data := self.sock.recv(READ):
-                    if (
-                        plain := decode(data) if decode else data
-                    ):  # a TLS record may hold nothing for us
-                        return plain
+                    if decode:
+                        data = decode(data)
+                    if data:  # a TLS record may hold nothing for us
+                        return data
         except OSError:
             pass
         return b""
 
     def read(self, seconds):
-        """Body bytes; None: nothing within `seconds`; b"": the end, clean or not (see `ended`)."""
-        end = monotonic() + seconds
+        """Bytes of the body. None: none came within `seconds`. b"": the end, clean or not (see
+        `ended`)."""
+        until = monotonic() + seconds
         try:
             self.head(seconds)
             while not self.ended:
-                data, self.buffer = self.buffer, b""
+                data = self.buffer
+                self.buffer = b""
                 if not data:
-                    data = self.receive(end - monotonic())
+                    data = self.receive(until - monotonic())
                     if not data:
                         self.framing.eof()
                         return b""
@@ -449,15 +554,20 @@ class Answer:
 
     @property
     def decode(self):
-        """A function from the bytes of the connection to those of the body."""
-        layer, framing = self.connection.layer.decode, self.framing.feed
-        return (lambda data: framing(layer(data))) if layer else framing
+        """A function from bytes of the connection to those of the body."""
+        decrypt = self.connection.layer.decode
+        unframe = self.framing.feed
+        if decrypt:
+            return lambda data: unframe(decrypt(data))
+        return unframe
 
     def all(self, seconds, limit):
         """The whole body, at most `limit` bytes. Raises Silent, UpstreamError."""
-        end, parts, size = monotonic() + seconds, [], 0
+        until = monotonic() + seconds
+        parts = []
+        size = 0
         while True:
-            data = self.read(end - monotonic())
+            data = self.read(until - monotonic())
             if data is None:
                 raise Silent
             if not data:
@@ -471,19 +581,19 @@ class Answer:
         return b"".join(parts)
 
     def close(self, whole=False):
-        """Give the connection back. `whole`: all that matters has come, so it may serve again; otherwise it is
-        closed, which tells the engine to stop."""
+        """Give the connection back. `whole`: all that matters has come, so it may serve again.
+        Otherwise it is closed, which tells the engine to stop."""
         if self.closed:
             return
         self.closed = True
         self.stop_sending()
-        reusable = self.keeps and not self.buffer and not isinstance(self.framing, UntilClose)
-        if whole and self.sent and reusable and not self.framing.surplus:
+        clean = self.keep_alive and not self.buffer and not isinstance(self.framing, UntilClose)
+        if whole and self.sent and clean and not self.framing.surplus:
             self.pool.give(self.connection)
         else:
-            self.drop()
+            self.disconnect()
 
-    def drop(self):
+    def disconnect(self):
         if self.sent:
             self.connection.close()
         else:
@@ -491,25 +601,16 @@ class Answer:
 
 
 def pieces(parts):
-    """Parts as pieces that are sent at a time: what is small goes together, what is large is cut."""
-    piece, size = [], 0
+    """Parts as pieces to be sent one by one: small ones go together, large ones are cut."""
+    piece = []
+    size = 0
     for part in parts:
         for at in range(0, len(part), PIECE):
             more = part[at : at + PIECE]
             if size + len(more) > PIECE:
                 yield b"".join(piece)
-                piece, size = [], 0
+                piece = []
+                size = 0
             piece.append(more)
             size += len(more)
     yield b"".join(piece)
-
-
-def framing_of(headers):
-    if "chunked" in headers.get("transfer-encoding", "").lower():
-        return Chunked()
-    length = headers.get("content-length", "")
-    if length.isascii() and length.isdigit():
-        if len(length) > MAX_DIGITS:  # Python reads no more than some thousands of them
-            raise BadAnswer("the engine's answer has a length beyond all bounds")
-        return Length(int(length))
-    return UntilClose()

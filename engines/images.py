@@ -1,17 +1,25 @@
-"""Images by address: the gateway fetches them, so that no request reaches into the network that the engine stands in.
+"""Images by address: the gateway fetches them, so that no request reaches into the network that
+the engine stands in.
 
-Only http and https, only public addresses, unless the setting `image_urls` names a host. A name is looked up once, every
-address that it has is judged, and the connection goes to one of these, so that a name which changes meanwhile gains nothing;
-TLS is verified against the name. Each redirect is judged anew. What comes is bounded in bytes and in time, never unpacked, and
-is an image by its first bytes, whatever its headers say.
+Only http and https, and only public addresses, unless the setting `image_urls` names a host. A name
+is looked up once, every address that it has is judged, and the connection goes to one of these, so
+that a name which changes meanwhile gains nothing. TLS is verified against the name. Each redirect
+is judged anew. What comes is bounded in bytes and in time, is never unpacked, and is an image by
+its first bytes, whatever its headers say.
 
-Source: OWASP's advice on server-side request forgery; the IANA registries of special-purpose addresses (RFC 6890).
+Source: OWASP's advice on server-side request forgery; the IANA registries of special-purpose
+addresses (RFC 6890).
 """
 
+import http.client
+import io
+import logging
 import re
 import ssl
 from base64 import b64encode
-from functools import cache
+from collections import defaultdict
+from contextlib import contextmanager
+from functools import cache, partial
 from ipaddress import IPv4Address, ip_address, ip_network
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
@@ -21,29 +29,74 @@ from gevent import socket
 from gevent.lock import BoundedSemaphore
 from gevent.monkey import get_original
 from gevent.threadpool import ThreadPool
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import HTTPError
 
-from errors import InvalidRequest, TooLarge, UpstreamError
-from engines.http1 import Answer, Connection
+from errors import InvalidRequest, TooLarge
 
 PORTS = {"http": 80, "https": 443}
 REDIRECTS = 3
 MOVED = (301, 302, 303, 307, 308)
-MOST_AT_ONCE = 64  # fetches of all requests together
 TRIES = 3  # addresses of a name
+CONNECT_TIMEOUT = 10  # seconds for one of them
 LONGEST = 8192  # characters of an address
-LONG = 3600  # seconds: the time of all is measured elsewhere
+READ = 65536  # bytes a read
+MAX_HEAD = 65536  # bytes, interim heads included
+FRAMED = 6  # bytes on the wire for a byte of an image at most: each may be a chunk of its own
 ENOUGH = 16  # bytes that tell what it is
 SAFE = "/:=&?~#+!$,;'@()*[]%"  # stay as they are in a path
-HEADERS = "User-Agent: sparks-gateway\r\nAccept: image/*\r\nAccept-Encoding: identity\r\nConnection: close\r\n\r\n"
-KINDS = [
+HEADERS = {
+    "User-Agent": "sparks-gateway",
+    "Accept": "image/*",
+    "Accept-Encoding": "identity",
+    "Connection": "close",
+}
+FORMATS = [
     (re.compile(rb"\x89PNG\r\n\x1a\n"), "png"),
     (re.compile(rb"\xff\xd8\xff"), "jpeg"),
     (re.compile(rb"GIF8[79]a"), "gif"),
-    (re.compile(rb"RIFF....WEBP", re.S), "webp"),
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), "webp"),
 ]
 SEND_IT = "; send the image itself, as a data URL (data:image/png;base64,...)"
 
-live = BoundedSemaphore(MOST_AT_ONCE)
+# It would log a hostile server's headers, with the address and a traceback.
+logging.getLogger("urllib3").setLevel(logging.CRITICAL)
+
+
+class Shares:
+    """How many of something go on at once: at most `each` for an owner, and `most` in all. An owner
+    waits for its own first, so that what it has too much of takes no place from others."""
+
+    def __init__(self, each, most):
+        self.owned = defaultdict(lambda: BoundedSemaphore(each))
+        self.all = BoundedSemaphore(most)
+
+    def acquire(self, owner):
+        self.owned[owner].acquire()
+        try:
+            self.all.acquire()
+        except BaseException:  # the time is over, or the client has left
+            self.owned[owner].release()
+            raise
+
+    def release(self, owner):
+        self.all.release()
+        self.owned[owner].release()
+
+    @contextmanager
+    def one(self, owner):
+        self.acquire(owner)
+        try:
+            yield
+        finally:
+            self.release(owner)
+
+
+# The owner is a key. A look-up can't be ended: it keeps its thread, and its share, for as long as
+# the system's resolver takes, which with a silent name server is half a minute.
+fetches = Shares(each=64, most=256)
+LOOK_UPS = 64
+look_ups = Shares(each=8, most=LOOK_UPS)
 
 
 class Target(NamedTuple):
@@ -60,27 +113,25 @@ class Target(NamedTuple):
 
 # What Python's own is_global lets pass, or judges differently from version to version.
 CLOSED = [
-    ip_network(net)
-    for net in (
-        "0.0.0.0/8",
-        "100.64.0.0/10",
-        "192.0.0.0/24",
-        "192.88.99.0/24",
-        "198.18.0.0/15",
-        "240.0.0.0/4",
-        "168.63.129.16/32",  # Azure's own services, at every machine there
-        "2001::/23",
-        "2001:db8::/32",
-        "2002::/16",
-        "3fff::/20",  # Teredo and relatives, documentation, 6to4
-    )
+    ip_network("0.0.0.0/8"),  # this host
+    ip_network("100.64.0.0/10"),  # carriers' NAT
+    ip_network("168.63.129.16/32"),  # Azure's own services, at every machine there
+    ip_network("192.0.0.0/24"),  # protocol assignments
+    ip_network("192.88.99.0/24"),  # 6to4 relays
+    ip_network("198.18.0.0/15"),  # benchmarks
+    ip_network("240.0.0.0/4"),  # reserved
+    ip_network("2001::/23"),  # Teredo and relatives
+    ip_network("2001:db8::/32"),  # documentation
+    ip_network("2002::/16"),  # 6to4
+    ip_network("3fff::/20"),  # documentation
 ]
 UNICAST = ip_network("2000::/3")  # all of IPv6 that is handed out
 NAT64 = ip_network("64:ff9b::/96")
 
 
 def is_public(text):
-    """Whether an address (a text) is one of the public internet, judging what it holds where it wraps another one."""
+    """Whether an address (a text) is one of the public internet; if it wraps another, whether that
+    is."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -90,18 +141,16 @@ def is_public(text):
             return is_public(str(IPv4Address(int(address) & 0xFFFFFFFF)))
         if address.scope_id or address not in UNICAST:
             return False
-    return (
-        address.is_global
-        and not address.is_multicast
-        and not any(address in net for net in CLOSED if net.version == address.version)
-    )
+    if any(address in network for network in CLOSED):  # one of the other version never is
+        return False
+    return address.is_global and not address.is_multicast
 
 
 def is_own(text):
-    """Whether an address is this machine's own: what it sends there, it sends from there. (Nothing is sent.)"""
-    with socket.socket(
-        socket.AF_INET6 if ":" in text else socket.AF_INET, socket.SOCK_DGRAM
-    ) as sock:
+    """Whether an address is this machine's own: what it sends there, it sends from there. (Nothing
+    is sent.)"""
+    family = socket.AF_INET6 if ":" in text else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
         try:
             sock.connect((text, 9))
             return sock.getsockname()[0] == text
@@ -110,14 +159,18 @@ def is_own(text):
 
 
 def target_of(url, hosts):
-    """Where a URL leads. `hosts` is the setting image_urls. Raises InvalidRequest where it must not."""
+    """The Target of a URL. `hosts` is the setting image_urls. Raises InvalidRequest where it leads
+    somewhere it must not."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
-        host = host if host.isascii() else host.encode("idna").decode()
-        port = PORTS.get(parts.scheme) if parts.port is None else parts.port
+        if not host.isascii():
+            host = host.encode("idna").decode()
+        port = parts.port
     except ValueError:
         raise bad("an image's address cannot be read") from None
+    if port is None:
+        port = PORTS.get(parts.scheme)
     if (
         parts.scheme not in PORTS
         or len(url) > LONGEST
@@ -135,12 +188,15 @@ def target_of(url, hosts):
         raise bad(f"images at {host} are not fetched here")
     if not named and port not in PORTS.values():
         raise bad(f"images are fetched from the ports 80 and 443 only, not from {port}")
-    path = quote(parts.path or "/", SAFE) + (f"?{quote(parts.query, SAFE)}" if parts.query else "")
+    path = quote(parts.path or "/", SAFE)
+    if parts.query:
+        path += f"?{quote(parts.query, SAFE)}"
     return Target(parts.scheme == "https", host, port, path, named)
 
 
 def is_host(host):
-    """Whether a host is a name, or an address in its usual form: others (2130706433, 0x7f.1, 017700000001) mean no good."""
+    """Whether a host is a name, or an address in its usual form. Others (2130706433, 0x7f.1,
+    017700000001) are there to deceive."""
     try:
         return ip_address(host).version in (4, 6) and "%" not in host
     except ValueError:
@@ -153,8 +209,13 @@ def is_host(host):
 
 
 def is_named(host, port, hosts):
-    bare = f"[{host}]" if ":" in host else host
-    return f"{bare}:{port}" in hosts or bare in hosts and port in PORTS.values()
+    host = in_url(host)
+    return f"{host}:{port}" in hosts or host in hosts and port in PORTS.values()
+
+
+def in_url(host):
+    """A host as a URL writes it."""
+    return f"[{host}]" if ":" in host else host
 
 
 # ---- names
@@ -162,8 +223,8 @@ def is_named(host, port, hosts):
 
 @cache
 def resolver():
-    """Threads of its own: a name that takes its time holds up no engine's."""
-    return ThreadPool(8)
+    """Threads of its own: gevent's are few, and everybody's."""
+    return ThreadPool(LOOK_UPS, idle_task_timeout=60)
 
 
 def look_up(host, port):
@@ -175,9 +236,22 @@ def look_up(host, port):
     return [entry[4][0] for entry in found]
 
 
-def addresses_of(target):
+def look_up_for(owner, target):
+    """The addresses of a target's host. Ended early, the thread goes on and keeps the owner's share
+    for so long."""
+    look_ups.acquire(owner)
+    try:
+        found = resolver().spawn(look_up, target.host, target.port)
+    except BaseException:
+        look_ups.release(owner)
+        raise
+    found.rawlink(lambda _: look_ups.release(owner))
+    return found.get()
+
+
+def addresses_of(target, owner):
     """The addresses that may be connected to. Raises InvalidRequest where one of them may not."""
-    found = list(dict.fromkeys(resolver().apply(look_up, (target.host, target.port))))
+    found = list(dict.fromkeys(look_up_for(owner, target)))
     good = found and (
         target.named or all(is_public(address) and not is_own(address) for address in found)
     )
@@ -193,66 +267,130 @@ def addresses_of(target):
 
 @cache
 def trusted():
-    """Whose certificates count: reading them takes its time."""
+    """Whose certificates count: the system's, as with engines. Reading them takes its time."""
     return ssl.create_default_context()
 
 
-class Line:
-    """One connection to a checked address, in the place of http1.Pool."""
+class Metered(io.RawIOBase):
+    """The bytes of a connection, of which at most `left` more may come."""
 
-    def __init__(self, target, address):
-        self.target, self.address = target, address
+    def __init__(self, raw, left):
+        self.raw = raw
+        self.left = left
 
-    def take(self):
-        tls = trusted() if self.target.secure else None
-        return Connection((self.address, self.target.port), self.target.host, tls)
+    def readable(self):
+        return True
 
-    def give(self, connection):
+    def readinto(self, buffer):
+        gevent.sleep(0)  # bytes that wait in the kernel let nobody else run, no time-out either
+        size = self.raw.readinto(buffer)
+        self.left -= size
+        if self.left < 0:
+            raise ValueError("a server sent too much")
+        return size
+
+    def close(self):
+        self.raw.close()
+        super().close()
+
+
+class Response(http.client.HTTPResponse):
+    """An answer whose head, framing and body are bounded, and whose interim heads (RFC 9110 15.2)
+    are passed over."""
+
+    def __init__(self, sock, *args, most, **options):
+        """`most`: bytes of an image."""
+        super().__init__(sock, *args, **options)
+        self.most = most
+        self.metered = Metered(self.fp.detach(), MAX_HEAD)
+        self.fp = io.BufferedReader(self.metered)
+
+    def begin(self):
+        super().begin()
+        while 100 <= self.status < 200:
+            self.headers = self.msg = None
+            super().begin()
+        self.metered.left = MAX_HEAD + FRAMED * self.most
+
+
+def connect(target, address, most):
+    """A connection to an address that was judged; TLS is for the host's name. Raises OSError,
+    HTTPError."""
+    if target.secure:
+        connection = HTTPSConnection(
+            address,
+            target.port,
+            timeout=CONNECT_TIMEOUT,
+            ssl_context=trusted(),
+            server_hostname=target.host,
+        )
+    else:
+        connection = HTTPConnection(address, target.port, timeout=CONNECT_TIMEOUT)
+    connection.response_class = partial(Response, most=most)
+    try:
+        connection.connect()
+    except BaseException:
         connection.close()
+        raise
+    connection.timeout = None  # of what follows, the whole has its time
+    return connection
 
 
-def ask(target):
-    """The Answer to a GET. Raises InvalidRequest, Refusal."""
-    bare = f"[{target.host}]" if ":" in target.host else target.host
-    standard = target.port == PORTS["https" if target.secure else "http"]
-    host = bare if standard else f"{bare}:{target.port}"
-    request = f"GET {target.path} HTTP/1.1\r\nHost: {host}\r\n{HEADERS}".encode()
-    for address in addresses_of(target):
+def connect_to_any(target, owner, most):
+    """A connection to the first of a target's addresses that answers. Raises InvalidRequest."""
+    for address in addresses_of(target, owner):
         try:
-            return Answer(Line(target, address), [request])
-        except OSError as error:
-            fault = error
-    raise bad(f"{target.host} does not answer ({fault.__class__.__name__})") from None
+            return connect(target, address, most)
+        except (OSError, HTTPError) as error:
+            fault = type(error.__cause__ or error).__name__  # urllib3 wraps the system's
+    raise bad(f"{target.host} does not answer ({fault})")
 
 
-def fetch(url, settings, hold=lambda size: None):
-    """An image as the bytes of a data URL. `hold` is told of each size that it takes in memory. Raises Refusal."""
+def ask(connection, target):
+    """The answer to a GET, its body still to come."""
+    host = in_url(target.host)
+    if target.port != PORTS["https" if target.secure else "http"]:
+        host = f"{host}:{target.port}"
+    connection.request(
+        "GET",
+        target.path,
+        headers={"Host": host, **HEADERS},
+        preload_content=False,
+        decode_content=False,
+    )
+    return connection.getresponse()
+
+
+def fetch(url, settings, owner=None, hold=lambda size: None):
+    """An image as the bytes of a data URL. Raises Refusal.
+
+    owner  the id of the key for which it is fetched
+    hold   is told of each size that it takes in memory
+    """
     slow = bad(f"an image has not come within {settings.image_timeout:g} seconds")
     try:
-        with gevent.Timeout(settings.image_timeout, slow), live:
-            return follow(url, settings, hold)
-    except (
-        UpstreamError,
-        OSError,
-        ValueError,
-    ):  # http1 tells of an engine; a server of pictures is at fault
+        with gevent.Timeout(settings.image_timeout, slow), fetches.one(owner):
+            return follow(url, settings, owner, hold)
+    except (HTTPError, http.client.HTTPException, OSError, ValueError):
         raise bad("an image could not be fetched: its server's answer cannot be read") from None
 
 
-def follow(url, settings, hold):
+def follow(url, settings, owner, hold):
     """The image at the end of at most so many redirects."""
+    most = settings.max_image
     for _ in range(REDIRECTS + 1):
         target = target_of(url, settings.image_urls)
-        answer = ask(target)
+        connection = connect_to_any(target, owner, most)
+        answer = None
         try:
-            answer.head(LONG)
+            answer = ask(connection, target)
             if answer.status not in MOVED:
-                return data_url(
-                    take(answer, target.host, settings.max_image, hold), target.host, hold
-                )
+                return data_url(take(answer, target.host, most, hold), target.host, hold)
             url = urljoin(url, answer.headers.get("location", ""))
         finally:
-            answer.close()
+            if answer:
+                answer.close()
+            connection.close()
     raise bad(f"an image's address leads on more than {REDIRECTS} times")
 
 
@@ -260,37 +398,47 @@ def take(answer, host, most, hold):
     """The body of an answer, if it is an image and not too large."""
     if answer.status != 200:
         raise bad(f"{host} answers with status {answer.status}")
+    if answer.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ValueError("compressed, though it was asked not to")
     if int_of(answer.headers.get("content-length")) > most:
         raise too_large(host, most)
     data = bytearray()
-    while piece := answer.read(LONG):
+    while piece := read(answer, host):
         hold(len(piece))
         data += piece
         if len(data) >= ENOUGH:
-            kind_of(data, host)
+            format_of(data, host)
         if len(data) > most:
             raise too_large(host, most)
-    if not answer.ended:
-        raise bad(f"{host} broke off in the middle of an image")
     return data
+
+
+def read(answer, host):
+    """Some more of an image; b"" at its end."""
+    try:
+        return answer.read1(READ)
+    except HTTPError:
+        raise bad(f"{host} broke off in the middle of an image") from None
 
 
 def data_url(data, host, hold):
     text = b64encode(data)
     hold(len(text) - len(data))
-    return b"data:image/%b;base64,%b" % (kind_of(data, host).encode(), text)
+    return b"data:image/%b;base64,%b" % (format_of(data, host).encode(), text)
 
 
-def kind_of(data, host):
-    """png, jpeg, gif or webp, by the first bytes."""
-    kind = next((kind for pattern, kind in KINDS if pattern.match(data)), None)
-    if kind is None:
-        raise bad(f"what {host} sends is no PNG, JPEG, GIF or WebP image")
-    return kind
+def format_of(data, host):
+    """png, jpeg, gif or webp, by the first bytes. Raises InvalidRequest for anything else."""
+    for pattern, name in FORMATS:
+        if pattern.match(data):
+            return name
+    raise bad(f"what {host} sends is no PNG, JPEG, GIF or WebP image")
 
 
 def int_of(text):
-    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else 0
+    if text and text.isascii() and text.isdigit() and len(text) < 20:
+        return int(text)
+    return 0
 
 
 def bad(problem):
@@ -304,32 +452,32 @@ def too_large(host, most):
 # ---- all of a request
 
 
-def fetch_all(urls, settings, hold=lambda size: None):
-    """{url: data URL, as bytes} for all, at the same time, and each once. What fails ends the others. Raises Refusal."""
+def fetch_all(urls, settings, owner=None, hold=lambda size: None):
+    """{url: data URL, as bytes} of all, fetched at the same time, and each once. One that fails
+    ends the others. Raises Refusal. See `fetch`."""
     if len(urls) > settings.max_images:
         raise InvalidRequest(
             f"there are {len(urls)} images to fetch, and at most {settings.max_images} are; "
             "send others as data URLs",
             "messages",
         )
-    tasks = {gevent.spawn(attempt, url, settings, hold): url for url in dict.fromkeys(urls)}
+    tasks = {gevent.spawn(attempt, url, settings, owner, hold): url for url in dict.fromkeys(urls)}
     found = {}
     try:
         for task in gevent.iwait(list(tasks)):
             if not isinstance(task.value, bytes):
                 raise task.value
             found[tasks[task]] = task.value
-        hold(
-            sum(len(found[url]) for url in urls) - sum(map(len, found.values()))
-        )  # the engine gets each as often as named
+        # The engine gets each as often as it is named.
+        hold(sum(len(found[url]) for url in urls) - sum(map(len, found.values())))
     finally:
         gevent.killall(list(tasks), block=False)  # also when the client leaves
     return found
 
 
-def attempt(url, settings, hold):
+def attempt(url, settings, owner, hold):
     """The image or the exception; one that leaves a greenlet would be printed."""
     try:
-        return fetch(url, settings, hold)
+        return fetch(url, settings, owner, hold)
     except Exception as error:
         return error

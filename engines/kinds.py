@@ -1,17 +1,18 @@
-"""All that differs between the engines: one class for each kind, found out by asking the engine.
+"""All that differs between kinds of engines: one class for each, found by what the engine says.
 
-A new kind of engine is a class here and an entry in KINDS. Pure: whoever holds the connections hands
-in the functions that ask.
+A new kind of engine is a class here and an entry in KINDS. Pure: whoever holds the connections
+passes in the functions that ask.
 
 Source: vLLM's and llama.cpp's servers as they answer on the wire.
 """
 
+import posixpath
 import re
 
 import orjson
 
-# Whatever the kind, in an error's message. Streams and answers are read without knowing who wrote
-# them, so the words of all kinds are looked for in each.
+# Looked for in every engine's errors: streams and answers are read without knowing which kind
+# wrote them, so these hold the words of all kinds.
 TOO_LONG = re.compile(
     r"context (?:length|size|window)|exceed_context_size|too large to process", re.IGNORECASE
 )
@@ -37,6 +38,8 @@ class Kind:
     owner              what its list of models says in `owned_by`
     thinking_budget    its field for how many tokens a model may think, or None
     earlier_reasoning  the field of a message in which it reads the reasoning of earlier turns
+
+    An entry is an object in its list of models: {"id": ..., ...}.
     """
 
     owner = None
@@ -44,12 +47,26 @@ class Kind:
     earlier_reasoning = "reasoning_content"
 
     def context_of(self, entry):
-        """The tokens of context in an entry of its list of models, or None."""
-        meta = entry.get("meta") if isinstance(entry.get("meta"), dict) else {}
-        for value in (entry.get("max_model_len"), entry.get("context_length"), meta.get("n_ctx")):
+        """The tokens of context that an entry tells of, or None. Each kind has its own field, and
+        engines of other makers borrow any of them."""
+        found = [entry.get("max_model_len"), entry.get("context_length")]
+        if isinstance(entry.get("meta"), dict):
+            found.append(entry["meta"].get("n_ctx"))
+        for value in found:
             if isinstance(value, int) and value > 0:
                 return value
         return None
+
+    def weights_of(self, entry):
+        """What an entry stands for: entries with the same weights are names of one model. vLLM
+        lists each of its `--served-model-name`s, with one `root`."""
+        root = entry.get("root")
+        return root if root and isinstance(root, str) else entry["id"]
+
+    def short_names(self, engine_id):
+        """Further names for a model whose id is a path: llama.cpp's is the file that it serves."""
+        file = posixpath.basename(engine_id)
+        return [file, file.removesuffix(".gguf")]
 
     def purpose(self, status_of):
         """What its models are for, "chat" or "embedding".
@@ -57,14 +74,16 @@ class Kind:
         status_of  a function: path -> status of a GET. Engines have the routes of what their
                    models can do, and refuse a GET on them with 405.
         """
-        embeds = status_of("/v1/embeddings") == 405 and status_of("/v1/chat/completions") == 404
-        return "embedding" if embeds else "chat"
+        if status_of("/v1/embeddings") == 405 and status_of("/v1/chat/completions") == 404:
+            return "embedding"
+        return "chat"
 
     def count(self, post, prompt):
         """How many tokens a chat has, or None where the engine can't tell.
 
-        post    a function: (path, body as a list of bytes) -> the answer's body, empty if no 200
-        prompt  the chat as a list of bytes
+        post    a function: (path, body as a list of bytes) -> the answer's body, b"" if it is no
+                200
+        prompt  the body of a chat request as a list of bytes
         """
         for kind in (VLLM, LLAMA_CPP):
             if tokens := kind.count(post, prompt):
@@ -77,10 +96,12 @@ class Vllm(Kind):
     thinking_budget = "thinking_token_budget"
 
     def count(self, post, prompt):
-        """/tokenize takes a chat, and says the count first and then every token."""
+        """/tokenize takes a chat. The count stands in front of a list of all tokens, which is not
+        worth parsing."""
         answer = post("/tokenize", prompt)
-        found = re.match(rb'\{"count":(\d+)', answer)
-        return int(found[1]) if found else field_of(answer, "count", int)
+        if found := re.match(rb'\{"count":(\d+)', answer):
+            return int(found[1])
+        return field_of(answer, "count", int)
 
 
 class LlamaCpp(Kind):
@@ -104,7 +125,7 @@ KINDS = (VLLM, LLAMA_CPP)
 
 
 def kind_of(entry):
-    """The kind of the engine whose list of models has this entry (a dict)."""
+    """The Kind of the engine whose list of models has this entry."""
     for kind in KINDS:
         if entry.get("owned_by") == kind.owner:
             return kind

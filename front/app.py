@@ -101,7 +101,7 @@ def serve(call, dialect):
     """(headers, body) of the answer. Raises Refusal."""
     body = call.body.read(call.key.id)
     call.attend()
-    ask = dialect.read(body, call.gateway.fleet.view(call.key))
+    ask = dialect.read(body, call.gateway.fleet.seen_by(call.key))
     ask.body, ask.count = call.body.restore(ask.body), ask.count and call.body.restore(ask.count)
     if ask.echo:
         ask.echo[:] = [whole_echo(call.body.restore(ask.echo))]
@@ -277,7 +277,7 @@ def one_model(gateway, name):
 
 
 def view_of(gateway):
-    return gateway.fleet.view(request.environ["sparks.call"].key)
+    return gateway.fleet.seen_by(request.environ["sparks.call"].key)
 
 
 def own_usage(gateway):

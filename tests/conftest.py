@@ -11,6 +11,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
+import hypothesis
 import pytest
 
 pytest.register_assert_rewrite("support")
@@ -22,6 +23,12 @@ from support.processes import free_port  # noqa: E402
 from support.real_engines import install_vllm, serve  # noqa: E402
 
 # ---- options
+
+# The same examples each time; --hypothesis-profile=many tries other ones, and many.
+hypothesis.settings.register_profile("few", deadline=None, derandomize=True, database=None, max_examples=30)
+hypothesis.settings.register_profile("many", deadline=None, database=None, max_examples=1000)
+hypothesis.settings.load_profile("few")
+
 
 
 def pytest_addoption(parser):

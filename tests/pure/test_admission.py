@@ -2,7 +2,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from admission import MINUTE, NONE, Gate, Limits
@@ -269,7 +269,6 @@ CAPS = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3))
 
 
 @given(EVENTS, st.integers(1, 4), st.integers(0, 12), CAPS)
-@settings(deadline=None, derandomize=True, database=None)
 def test_whatever_happens(events, slots, most_waiting, caps):
     gate, tickets, now, turns = Gate(slots, most_waiting), [], NOON, []
     limits = {key: Limits(active=caps.get(key)) for key in "abcd"}
@@ -313,7 +312,6 @@ def check(gate, tickets, caps, slots):
 
 
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=60), st.integers(1, 3))
-@settings(deadline=None, derandomize=True, database=None)
 def test_each_waiting_key_is_served_within_one_round(keys, slots):
     gate, running = Gate(slots, 999), []
     for key in keys:

@@ -11,7 +11,7 @@ from dialects import chat
 from errors import InvalidRequest, Refusal, UpstreamError
 from reasoning import FIELDS
 from support.chat import FUNCTION, HELLO, PNG, TOOL
-from support.dialect_tables import HYPO, JSON, Fleet, check_refusal, sent
+from support.dialect_tables import JSON, Fleet, check_refusal, sent
 
 INSIDE = "http://169.254.169.254/latest/meta-data/"
 MISSING = object()
@@ -510,7 +510,6 @@ def test_hostile_arguments_are_no_fault_of_ours(subtests):
             assert isinstance(json.loads(mended(arguments)), dict)
 
 
-@HYPO
 @hypothesis.given(st.text(max_size=20) | st.recursive(st.none() | st.booleans() | st.integers(-9, 9)
                                                       | st.text(max_size=3),
                                                       lambda inner: st.lists(inner, max_size=3)
@@ -716,7 +715,6 @@ OWNED = ["messages", "model", "stream", "stream_options", "tools", "tool_choice"
          "repetition_penalty", "response_format", "reasoning", "reasoning_effort", "think", "chat_template_kwargs"]
 
 
-@HYPO
 @hypothesis.given(st.fixed_dictionaries({}, optional=dict.fromkeys(OWNED, JSON)), st.booleans())
 def test_any_body_is_sent_on_or_refused(fields, good):
     try:
@@ -735,7 +733,6 @@ MESSAGE = st.fixed_dictionaries({"role": st.sampled_from([*chat.ROLES, "x"]) | J
     "tool_calls": JSON | st.lists(st.fixed_dictionaries({"function": JSON | PIECE}))})
 
 
-@HYPO
 @hypothesis.given(st.lists(MESSAGE, max_size=3))
 def test_any_messages_are_sent_on_or_refused(messages):
     try:

@@ -10,7 +10,7 @@ from dialects import completions
 from errors import Refusal, UpstreamError
 from stream import DONE, CompletionStream
 from support.cuts import cuts, however_cut, pieces
-from support.dialect_tables import HYPO, JSON, Fleet, check_refusal, sent
+from support.dialect_tables import JSON, Fleet, check_refusal, sent
 from support.engine import sse
 
 PROMPT = {"prompt": "Once upon a time"}
@@ -126,7 +126,6 @@ def test_an_embedding_model_completes_nothing():
     check_refusal(refused(**PROMPT, model_is={"purpose": "embedding"}), "model", "model is an embedding model")
 
 
-@HYPO
 @hypothesis.given(st.fixed_dictionaries({}, optional=dict.fromkeys(
     ["prompt", "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "echo", "repeat_penalty",
      "repetition_penalty", "response_format", "prompt_embeds", "logprobs"], JSON)), st.booleans())
@@ -221,7 +220,6 @@ def test_streams(name):
     assert figures == (USAGE if any("usage" in one for one in given) else None)
 
 
-@HYPO
 @hypothesis.given(st.sampled_from(sorted(STREAMS)), st.data())
 def test_any_cuts(name, data):
     given, _, *options = STREAMS[name]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dialects import embeddings
 from engines.fleet import Model
 from errors import InvalidRequest, ModelNotFound, Refusal, UpstreamError
-from support.dialect_tables import HYPO, JSON, check_refusal, sent
+from support.dialect_tables import JSON, check_refusal, sent
 
 CHAT = Model("glm", "engine/glm")
 SMALL = Model("small", "engine/small", purpose="embedding")
@@ -134,7 +134,6 @@ def test_which_model():
         check_refusal(refused(model=name), "model")
 
 
-@HYPO
 @hypothesis.given(st.fixed_dictionaries({}, optional=dict.fromkeys(["input", "model", "encoding_format", "dimensions", "stream"],
                                                                    JSON)),
                   st.booleans())

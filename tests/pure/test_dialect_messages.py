@@ -24,7 +24,6 @@ from support.engine import DONE, chat_chunks, completion, died, llama_completion
 from support.message_streams import BEGIN, ROLE, STREAMS, WHOLE, calls, chunks, f, says, thinks
 from support.messages import PNG, assistant, result, text, transcript, use, user
 
-HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None)
 PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 OFF = {"enable_thinking": False}
 
@@ -377,7 +376,6 @@ FIELDS = {**dict.fromkeys(("model", "system", "stream", "temperature", "top_p", 
                                                           "budget_tokens": JSON})}
 
 
-@HYPO
 @hypothesis.given(st.fixed_dictionaries({}, optional=FIELDS), st.booleans(), st.sampled_from(["glm", "qwen", "gpt-oss"]))
 def test_any_body_is_sent_on_or_refused(fields, good, effort):
     body = json.dumps({**(ask() if good else {}), **fields}).encode()
@@ -453,7 +451,6 @@ def test_streams(name):
     assert found == [*BEGIN, *made, ("end",)]
 
 
-@HYPO
 @hypothesis.given(st.sampled_from(sorted(STREAMS)), st.booleans(), st.data())
 def test_any_cuts(name, thinks, data):
     sent = b"".join(STREAMS[name][0])
@@ -464,7 +461,6 @@ ARGUMENTS = '{"n": %d, "city": "Paris"}'
 WORDS = st.tuples(st.sampled_from([says, thinks]), st.sampled_from(["a", " ", "\n", "b c"]))
 
 
-@HYPO
 @hypothesis.given(st.lists(cuts(ARGUMENTS % 0), max_size=3), st.lists(WORDS, max_size=6),
                   st.randoms(use_true_random=False), st.booleans())
 def test_whatever_mixes_comes_apart(places, texts, chance, thinking):

@@ -28,7 +28,6 @@ from support.engine import (
 )
 from support.openai_schema import event_problems, problems
 
-HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None)
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 SEALED = {"reasoning": {"summary": "auto"}, "include": [ENCRYPTED]}
 PNG = "data:image/png;base64,iVBORw0KGgo="
@@ -427,7 +426,6 @@ ODD = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.diction
 FIELDS = [*OWN, "model", "temperature", "top_p", "parallel_tool_calls", "user", "chat_template_kwargs", "frequency_penalty"]
 
 
-@HYPO
 @hypothesis.given(st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=5), st.lists(ODD, max_size=3), st.lists(ODD, max_size=3))
 def test_any_json_is_read_or_refused(fields, items, tools):
     for body in (fields, {"input": items, "tools": tools, **fields}, {"input": "Hello", **fields, "tools": tools}):
@@ -461,7 +459,7 @@ def places(value):
         yield from places(value[key])
 
 
-@hypothesis.settings(HYPO, max_examples=2 * HYPO.max_examples)
+@hypothesis.settings(max_examples=2 * hypothesis.settings.default.max_examples)
 @hypothesis.given(st.integers(0, len(list(places(RICH))) - 1), ODD, st.booleans())
 def test_a_good_request_with_one_odd_place_is_read_or_refused(at, odd, gone):
     body = copy.deepcopy(RICH)
@@ -677,7 +675,6 @@ def test_events(case):
     assert said(chunks, **fields) == wanted
 
 
-@HYPO
 @hypothesis.given(st.sampled_from(sorted(TABLE)), st.data())
 def test_any_cuts(case, data):
     chunks, fields, _ = TABLE[case]
@@ -813,7 +810,6 @@ DELTAS = st.one_of(*(st.fixed_dictionaries(fields) for fields in (
 FINISHES = st.sampled_from(["stop", "length", "tool_calls", "content_filter"])
 
 
-@HYPO
 @hypothesis.given(st.lists(DELTAS, max_size=8), FINISHES, st.data())
 def test_whatever_comes_the_events_are_in_order(deltas, finish, data):
     sent = b"".join([*(sse(chunk(delta)) for delta in deltas), sse(chunk({}, finish)), DONE])
@@ -835,7 +831,6 @@ ODD_USAGE = st.fixed_dictionaries({}, optional=dict.fromkeys(
     ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details"), VALUE))
 
 
-@HYPO
 @hypothesis.given(st.lists(st.fixed_dictionaries({"choices": st.lists(CHOICE | VALUE, max_size=2) | VALUE},
                                                  optional={"usage": ODD_USAGE | VALUE}), max_size=4), st.booleans())
 def test_odd_chunks_break_nothing_of_ours(chunks, ends):
@@ -1019,7 +1014,6 @@ def inside(pieces):
     return json.loads(b'"' + b"".join(deltas) + b'"'), one.found
 
 
-@HYPO
 @hypothesis.given(st.text(alphabet=st.sampled_from('ab"\\\n\té🌍\x00/u{}d8')), st.booleans(),
                   st.sampled_from(["", " ", "\n "]), st.data())
 def test_the_text_of_a_custom_tool_in_pieces(text, ascii, space, data):

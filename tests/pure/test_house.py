@@ -5,6 +5,7 @@ neither blank nor a comment.
 """
 import ast
 import re
+from functools import cache
 
 from support import ROOT
 
@@ -14,8 +15,8 @@ CONDITIONALS, TUPLES = 2, 1                         # at most, for each 100 line
 PRODUCT_NOT = ("tests", "bench", "node_modules", "build", "dist")
 PURE_FILES = ["stream.py", "admission.py", "reasoning.py", "errors.py", "dialects/**/*.py"]
 ACTS = {"gevent", "socket", "ssl", "select", "selectors", "time", "threading", "subprocess", "asyncio", "requests",
-        "random", "secrets"}
-HEAVY = {"gevent", "requests", "gunicorn", "flask", "peewee"}
+        "urllib3", "random", "secrets"}
+HEAVY = {"gevent", "requests", "urllib3", "gunicorn", "flask", "peewee"}
 CLOCKS = {"monotonic", "time", "sleep", "now", "utcnow", "perf_counter"}
 
 # `import x as y` where the other name says more than the own one, and why.
@@ -51,9 +52,12 @@ def place(name, node):
     return f"{FILES[name].relative_to(ROOT)}:{node.lineno}"
 
 
+NODES = [(name, node) for name, tree in TREES.items() for node in ast.walk(tree)]
+
+
 def nodes(*kinds):
     """(module, node) of all of the product."""
-    return [(name, node) for name, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, kinds)]
+    return [(name, node) for name, node in NODES if isinstance(node, kinds)]
 
 
 def shown(title, offenders):
@@ -62,6 +66,7 @@ def shown(title, offenders):
 
 # ---- who imports whom
 
+@cache
 def imports(name):
     """The modules that a module's own statements import, wherever they stand."""
     found = set()
@@ -187,6 +192,12 @@ def test_nobody_imports_the_command():
     assert not offenders, shown(f"{COMMAND} is a command, which acts when it is imported", offenders)
 
 
+def test_engines_and_images_share_one_trust():
+    """requests brings a store of its own, and reads proxies and ~/.netrc."""
+    offenders = [f"{name} imports {part}" for name in TREES for part in imports(name) if package(part) in ("requests", "certifi")]
+    assert not offenders, shown("another store of certificates", offenders)
+
+
 # ---- the text itself
 
 def code(path):
@@ -293,17 +304,6 @@ def test_what_differs_between_engines_stands_in_one_place():
             if re.search("vllm|llama", line, re.I) and not any(words in line for words in NAMED):
                 offenders.append(f"{where}:{number}: {line.strip()}")
     assert not offenders, shown("kinds of engines by name", offenders)
-
-
-def test_compiles_on_the_oldest_python():
-    offenders = []
-    for path in [*FILES.values(), *(ROOT / "bench").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
-        if "node_modules" not in path.parts:
-            try:
-                ast.parse(path.read_bytes(), str(path), feature_version=(3, 11))
-            except SyntaxError as error:
-                offenders.append(f"{path.relative_to(ROOT)}:{error.lineno}: {error.msg}")
-    assert not offenders, shown("does not compile on Python 3.11", offenders)
 
 
 # ---- the tests

@@ -4,7 +4,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dialects import messages
@@ -106,7 +106,6 @@ def test_an_object_that_became_a_string_gets_its_texts_back(subtests):
 LONG_TEXTS = st.builds(lambda unit, count: unit * count, st.text(max_size=4), st.integers(20, 90))
 
 
-@settings(deadline=None, derandomize=True, database=None)
 @given(st.recursive(st.text(max_size=20) | LONG_TEXTS | st.integers() | st.none(),
                     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=120), inner, max_size=4)),
        st.booleans(), st.data())

@@ -8,7 +8,6 @@ from store.seal import Seal
 ONE, OTHER = Seal(bytes(32)), Seal(bytes(31) + b"x")
 
 
-@hypothesis.settings(deadline=None, derandomize=True, database=None)
 @hypothesis.given(st.text())
 def test_a_text_comes_back(text):
     sealed = ONE.encrypt(text)

@@ -20,7 +20,6 @@ DONE = b"data: [DONE]\n\n"
 BROKE_OFF = (502, "upstream_error", None,
              "the engine broke off before the answer was finished; send the request again")
 UNREADABLE = (502, "upstream_error", None, "the engine sent an event that cannot be read")
-HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None)
 
 
 # ---- an engine's events
@@ -405,7 +404,6 @@ def test_table(subtests):
             one.check()
 
 
-@HYPO
 @hypothesis.given(st.lists(st.sampled_from(sorted(CASES)), min_size=1, max_size=4),
                   st.sampled_from([b"\n", b"\r\n", b"\r"]), st.data())
 def test_any_cuts(names, line_end, data):
@@ -554,7 +552,6 @@ SNIPPETS = st.sampled_from([*LOOKALIKES, "<think>", "</think>", "<thi", "</thin"
 TEXTS = st.lists(SNIPPETS | st.text(max_size=8), max_size=5).map("".join)
 
 
-@HYPO
 @hypothesis.given(thought=TEXTS, content=TEXTS, leak=st.booleans(), data=st.data(),
                   style=st.tuples(st.booleans(), st.sampled_from([(",", ":"), (", ", ": ")]), st.booleans()))
 def test_what_the_engine_meant_arrives(thought, content, leak, data, style):
@@ -605,7 +602,6 @@ ODD_CHUNK = st.fixed_dictionaries({"choices": st.lists(ODD_CHOICE | JSON, max_si
 ODD_ERROR = st.fixed_dictionaries({"error": JSON | objects(JSON | st.lists(objects(JSON), max_size=2))})
 
 
-@HYPO
 @hypothesis.given(st.lists(ODD_CHUNK | ODD_ERROR | JSON, max_size=3), st.booleans(), st.sampled_from([1, 2]))
 def test_an_engine_that_talks_nonsense_is_no_fault_of_ours(chunks, usage, n):
     """Whatever JSON an engine sends: what leaves is JSON, and the end is an end or a Refusal."""
@@ -1003,7 +999,6 @@ def test_leaked():
     assert [(content, *split_thinking(content)) for content, *_ in LEAKED] == LEAKED
 
 
-@HYPO
 @hypothesis.given(TEXTS)
 def test_leaked_loses_nothing_but_tags_and_blanks(content):
     def bare(text):
@@ -1014,7 +1009,6 @@ def test_leaked_loses_nothing_but_tags_and_blanks(content):
         assert split_thinking(content) == ("", content)
 
 
-@HYPO
 @hypothesis.given(TEXTS, st.data())
 def test_a_lead_gives_the_same_for_any_cut(content, data):
     def run(arrived):

@@ -275,8 +275,7 @@ ASKS = some.fixed_dictionaries({"messages": JSON | some.lists(MESSAGE | JSON, mi
                                optional=dict.fromkeys(FIELDS, JSON))
 
 
-@settings(deadline=None, derandomize=True, database=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(body=ASKS)
 def test_any_json(shared, body):
     answer = shared.client().post(CHAT, body)

@@ -17,7 +17,6 @@ from errors import UpstreamError
 from support.cuts import cuts, however_cut, pieces
 from support.engine import Close, Early, End, Head, Json, Pause, Raw, ReadBody, Reset, Send, Wait
 
-HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None)
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
@@ -137,7 +136,6 @@ def test_until_close():
     assert framing.ended
 
 
-@HYPO
 @hypothesis.given(st.lists(st.binary(min_size=1, max_size=100), max_size=5), st.data(),
                   st.sampled_from([b"", b";a=b", b" "]), st.sampled_from([b"", b"X-Took: 1\r\n"]))
 def test_any_chunks_at_any_cuts(parts, data, extension, trailer):
@@ -145,7 +143,6 @@ def test_any_chunks_at_any_cuts(parts, data, extension, trailer):
     assert fed(Chunked(), pieces(sent, data.draw(cuts(sent)))) == (b"".join(parts), True, False, True)
 
 
-@HYPO
 @hypothesis.given(st.binary(max_size=40) | st.text("0123456789abcdefABCDEFx;= \r\n", max_size=40).map(str.encode),
                   st.data())
 def test_no_bytes_break_the_chunked_coding(sent, data):
@@ -492,6 +489,16 @@ def test_an_engine_that_is_off(engine, pool):
     assert (caught.value.status, caught.value.code) == (503, "model_unavailable")
 
 
+def test_tcp_asks_whether_an_engine_is_still_there(engine, pool):
+    """One that vanished without a word would hold its slot for half an hour."""
+    engine.play(Json({}))
+    answer = pool.post("/v1/x", [b"{}"], {})
+    assert answer.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    assert [answer.sock.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [60, 10, 6]
+    answer.close()
+
+
 # ---- once more
 
 def first_one(engine, pool):
@@ -643,7 +650,7 @@ def test_a_request_is_held_as_long_as_it_may_be_sent(engine, pool, size, used):
     heard, head = [], threading.Event()
     engine.play(Wait(head), Head(framing=2), Send(b"{}"))
     answer = pool.post("/v1/x", [b"x" * size], {})
-    answer.when_freed(lambda: heard.append(answer.request))
+    answer.when_request_dropped(lambda: heard.append(answer.request))
     assert answer.read(0.5) is None and len(heard) == (not used)
     head.set()
     assert answer.all(5, 100) == b"{}" and heard and not any(heard)
@@ -655,7 +662,7 @@ def test_a_request_that_is_still_being_sent_is_held(engine, pool):
     heard = []
     engine.play(Early(), Head(framing=4), Send(b"{}"), ReadBody(), Send(b"{}"))
     answer = pool.post("/v1/x", [b"x" * (30 << 20)], {})
-    answer.when_freed(lambda: heard.append(answer.sent))
+    answer.when_request_dropped(lambda: heard.append(answer.sent))
     answer.head(5)
     assert heard == []
     assert answer.all(5, 100) == b"{}{}" and heard == [True]
@@ -871,6 +878,58 @@ def test_tls_with_a_certificate_that_nobody_knows(tls):
         pool.post("/v1/x", [b"{}"], {})
     assert server.left.wait(1), "the connection is still open"
     assert caught.value.status == 503               # the error is still held here: its connection must not be
+
+
+class TlsFront(threading.Thread):
+    """TLS in front of an engine that has none."""
+
+    def __init__(self, certificate, port):
+        super().__init__(daemon=True)
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.load_cert_chain(*certificate)
+        self.listener, self.engine_port = socket.create_server(("127.0.0.1", 0)), port
+        self.url = f"https://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def run(self):
+        while True:
+            try:
+                sock = self.context.wrap_socket(self.listener.accept()[0], server_side=True)
+            except ssl.SSLError:                    # a client that does not trust it
+                continue
+            except OSError:
+                return
+            engine = socket.create_connection(("127.0.0.1", self.engine_port))
+            for source, target in ((sock, engine), (engine, sock)):
+                threading.Thread(target=self.copy, args=(source, target), daemon=True).start()
+
+    @staticmethod
+    def copy(source, target):
+        try:
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def stop(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.join(5)
+        self.listener.close()
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_an_https_engine_with_a_private_authority(engine, gateway, certificate, monkeypatch, trusted):
+    """Whether it is up, and whether it answers, is decided by one trust: the system's."""
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+    tls = TlsFront(certificate, engine.port)
+    tls.start()
+    front = gateway(upstream=tls.url, wait="ready" if trusted else "alive")
+    answer = front.client().post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})
+    assert answer.status == (200 if trusted else 503)
+    assert len(engine.requests) == trusted
+    front.stop()
+    tls.stop()
 
 
 def test_tls_to_a_port_that_speaks_none():

@@ -9,6 +9,8 @@ import time
 from types import SimpleNamespace
 
 import gevent
+import gevent.socket
+import gevent.ssl
 import pytest
 
 from engines import images
@@ -155,16 +157,22 @@ def names(monkeypatch):
     return asked
 
 
+@pytest.fixture(autouse=True)
+def patched(monkeypatch):
+    """What gevent's monkey does for urllib3 in the gateway. This process has none."""
+    monkeypatch.setattr("urllib3.util.connection.socket", gevent.socket)
+
+
 @pytest.fixture
 def connected(monkeypatch):
     """Nothing is connected to: the addresses that would have been."""
     made = []
 
-    def connection(address, host, tls):
-        made.append((address, host, bool(tls)))
+    def connect(target, address, most):
+        made.append(((address, target.port), target.host, target.secure))
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(images, "Connection", connection)
+    monkeypatch.setattr(images, "connect", connect)
     return made
 
 
@@ -230,6 +238,54 @@ def test_a_look_up_that_takes_its_time(connected, monkeypatch):
     assert time.monotonic() - begun < 1 and len(ticks) > 10
     clock.kill()
     done.set()
+
+
+@pytest.fixture
+def silent(names, monkeypatch):
+    """A resolver that says nothing about names of slow.example.org until this is set."""
+    answers, quick = threading.Event(), images.look_up
+    monkeypatch.setattr(images, "look_up", lambda host, port: answers.wait(20) and [] if "slow" in host else quick(host, port))
+    yield answers
+    answers.set()
+
+
+def test_slow_names_of_one_key_hold_up_no_other(server, silent):
+    """A look-up can't be ended: its thread is its key's until the resolver has answered, or has given up."""
+    url, short = play(server, *sends(PNG)), settings(f"public,{server.host}", image_timeout=0.3)
+    slow = [gevent.spawn(images.attempt, f"http://{n}.slow.example.org/", short, "ann", len) for n in range(200)]
+    gevent.joinall(slow)
+    assert all("within 0.3 seconds" in task.value.message for task in slow)
+    begun = time.monotonic()
+    assert images.fetch(url, settings(server.host), "bob") == url_of(PNG) and time.monotonic() - begun < 0.5
+    with pytest.raises(InvalidRequest, match="within 0.3 seconds"):
+        images.fetch(url, short, "ann")
+    silent.set()
+    assert images.fetch(url, settings(server.host), "ann") == url_of(PNG)
+
+
+def test_slow_names_of_everybody_are_bounded(server, silent):
+    """Then all wait, and go on as soon as the resolver answers."""
+    url, keys = play(server, *sends(PNG)), range(images.LOOK_UPS)
+    slow = [gevent.spawn(images.attempt, f"http://{key}.slow.example.org/", settings(), key, len) for key in keys]
+    gevent.sleep(0.1)
+    assert threading.active_count() < images.LOOK_UPS + 20
+    waits = gevent.spawn(images.fetch, url, settings(server.host, image_timeout=9), "bob")
+    gevent.sleep(0.1)
+    assert not waits.ready()
+    silent.set()
+    gevent.joinall([*slow, waits])
+    assert waits.value == url_of(PNG) and all("no public address" in task.value.message for task in slow)
+
+
+def test_slow_servers_of_one_key_hold_up_no_other(server, monkeypatch):
+    monkeypatch.setattr(images, "fetches", images.Shares(each=2, most=8))
+    slow = [gevent.spawn(images.attempt, play(server, Hang(), path=f"/{n}.png"), settings(server.host), "ann", len)
+            for n in range(9)]
+    gevent.sleep(0.1)
+    assert server.connections == 2
+    assert images.fetch(play(server, *sends(PNG)), settings(server.host), "bob") == url_of(PNG)
+    gevent.killall(slow)
+    assert images.fetch(play(server, *sends(PNG)), settings(server.host), "ann") == url_of(PNG)
 
 
 # ---- servers
@@ -301,6 +357,9 @@ HOSTILE = {                                         # what a server does -> (its
     "silence": ([Hang()], InvalidRequest),
     "silence after the head": ([Head(), Hang()], InvalidRequest),
     "a head that does not end": ([Raw(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 30_000), Hang()], InvalidRequest),
+    "quick drips": ([Head(), PNG, Raw(b"1\r\n\0\r\n" * 1_000_000), Hang()], InvalidRequest),
+    "trailers for ever": ([Head(), PNG, Raw(b"0\r\n" + b"a: b\r\n" * 3_000_000), Hang()], InvalidRequest),
+    "chunks with long words": ([Head(), Raw((b"1;" + b"a" * 9000 + b"\r\n\x89\r\n") * 9999), Hang()], InvalidRequest),
     "interim heads for ever": ([Raw(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 9999), Hang()], InvalidRequest),
     "no HTTP": ([Raw(b"220 mail.example.org ESMTP\r\n\r\n"), Hang()], InvalidRequest),
     "gzip": ([*sends(b"\x1f\x8b" + bytes(50), **{"Content-Encoding": "gzip"})], InvalidRequest),
@@ -314,9 +373,28 @@ def test_hostile_servers_are_bounded(server, name):
     steps, kind = HOSTILE[name]
     held, begun = [], time.monotonic()
     with pytest.raises(kind):
-        images.fetch(play(server, *steps), settings(server.host, image_timeout=0.6), held.append)
+        images.fetch(play(server, *steps), settings(server.host, image_timeout=0.6), hold=held.append)
     assert time.monotonic() - begun < 2 and sum(held) <= (1 << 20) + (1 << 17)
     wait_until(lambda: not server.threads, 5)        # nothing stays connected
+
+
+def test_interim_heads(server):
+    head = Raw(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")
+    assert images.fetch(play(server, head, *sends(PNG)), settings(server.host)) == url_of(PNG)
+
+
+def test_an_image_in_the_smallest_chunks(server):
+    """Six bytes on the wire for each of its own, and still an image of the size that is allowed."""
+    data = PNG + bytes(30_000)
+    url = play(server, Head(), Raw(b"".join(b"1\r\n%c\r\n" % byte for byte in data) + b"0\r\n\r\n"), Close())
+    assert images.fetch(url, settings(server.host, max_image=len(data))) == url_of(data)
+
+
+def test_the_log_does_not_name_addresses(server, caplog):
+    """urllib3 would, where a server's head is odd."""
+    url = play(server, Head(framing=len(PNG), headers={"A b": "c", " d": "e"}), PNG)
+    images.attempt(url, settings(server.host), None, len)
+    assert not caplog.records
 
 
 def test_more_than_the_length_says(server):
@@ -390,7 +468,9 @@ def serve_tls(certificate, listener, seen):
 def test_tls_is_verified_against_the_name(certificate, monkeypatch, host, trusts, good):
     """The connection goes to the address that was judged; the name goes along, and the certificate must be its."""
     NAMES["pictures.test"] = NAMES["other.test"] = ["127.0.0.1"]
-    context, seen = ssl.create_default_context(cafile=certificate / "cert" if trusts else None), []
+    context, seen = gevent.ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), []
+    if trusts:
+        context.load_verify_locations(certificate / "cert")
     monkeypatch.setattr(images, "trusted", lambda: context)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(5)
@@ -424,7 +504,7 @@ def test_too_many(server, connected):
 def test_one_address_many_times(server):
     """It is fetched once, but the engine would get it as often as it is named."""
     url, held = play(server, *sends(PNG)), []
-    assert images.fetch_all([url] * 5, settings(server.host), held.append) == {url: url_of(PNG)}
+    assert images.fetch_all([url] * 5, settings(server.host), hold=held.append) == {url: url_of(PNG)}
     assert server.connections == 1 and held[-1] == 4 * len(url_of(PNG))
     with pytest.raises(InvalidRequest, match="17 images to fetch"):
         images.fetch_all([url] * 17, settings(server.host))
@@ -454,7 +534,12 @@ def test_whoever_waits_for_them_leaves(server):
 
 PATCH = """
 from engines import images
-images.look_up = lambda host, port: {"pictures.test": ["127.0.0.1"], "inside.test": ["10.1.2.3"]}.get(host, [host])
+from gevent.monkey import get_original
+def look_up(host, port):
+    if host == "slow.test":
+        get_original("time", "sleep")(3)
+    return {"pictures.test": ["127.0.0.1"], "inside.test": ["10.1.2.3"]}.get(host, [host])
+images.look_up = look_up
 """
 
 
@@ -587,6 +672,22 @@ def test_others_go_on_meanwhile(gate, server):
         wait_until(lambda: server.threads, 5)
         begun = time.monotonic()
         assert ask(gate).status == 200 and time.monotonic() - begun < 1
+
+
+def test_slow_names_hold_up_no_other_key(gate, server):
+    """Twelve look-ups at once, each of three seconds."""
+    url, client = play(server, *sends(PNG)), gate.client(gate.add_key("bob"))
+    slow = [part(f"http://slow.test/{n}.png") for n in range(3)]
+    waiting = [gate.client().open() for _ in range(4)]
+    for connection in waiting:
+        connection.start("POST", CHAT, {"messages": [{"role": "user", "content": slow}]})
+    time.sleep(0.3)
+    begun = time.monotonic()
+    assert client.post(CHAT, {"messages": [{"role": "user", "content": [part(url)]}]}).status == 200
+    assert time.monotonic() - begun < 1
+    for connection in waiting:
+        assert connection.answer().status == 400
+        connection.close()
 
 
 def test_turned_off(gateway, engine, server):

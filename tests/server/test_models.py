@@ -1,9 +1,11 @@
 """Models: what is listed, and how a client's name finds one, on the real server."""
 import time
+from threading import Event
 
 import pytest
 
-from support.engine import MODELS, Engine, Hang, Head, Json, Send
+from engines import fleet
+from support.engine import MODELS, Close, Dribble, Engine, Hang, Head, Json, Raw, Reset, Send, Wait
 from support.gateway import Gateway, Shared
 from support.observe import gauges, idle
 from support.processes import wait_until
@@ -164,6 +166,107 @@ def test_odd_model_lists_do_not_end_the_look_out(gateway, engine, data):
     engine.on("/v1/models", None)
     wait_until(lambda: [model["id"] for model in front.client().get("/v1/models").json()["data"]] == ["GLM-5.3-Flash-EXL3"], 5)
     front.traceback_allowed = True                      # whatever it was is in the log
+
+
+# ---- on or off
+
+def stays_on(front, engine, count):
+    """The engine's model is there until it has been asked for its list so often, and the log says nothing else."""
+    end = time.monotonic() + 30
+    while sum(probe.path == LISTED for probe in engine.probes) < count:
+        assert ask(front).status == 200 and time.monotonic() < end
+        time.sleep(0.02)
+    assert "models loaded: none" not in front.log
+
+
+@pytest.mark.parametrize("closing", [Close(), Reset()])
+def test_an_engine_that_closes_an_idle_connection_as_it_is_used_is_on(gateway, engine, closing):
+    """It takes the bytes of a probe and closes without an answer: RFC 9112, 9.3.1."""
+    for path in ("/health", LISTED):
+        engine.on(path, lambda request: [closing] if request.nth > 1 else None)
+    stays_on(gateway(poll=0.05), engine, 2 * 60)     # each goes twice, the first time in vain
+    assert sum(probe.nth > 1 for probe in engine.probes) > 60
+
+
+def test_an_engine_whose_patience_is_the_pause_between_probes_is_on(gateway, engine):
+    """As with the defaults: `poll`, and what uvicorn allows an idle connection, are 5 seconds both."""
+    engine.idle = 0.05
+    stays_on(gateway(poll=0.05), engine, 60)
+
+
+HEALTH = "/health"
+FAILED = {
+    "closed": (LISTED, [Close()]),
+    "reset": (LISTED, [Reset()]),
+    "closed at once": (HEALTH, [Close()]),
+    "silent": (HEALTH, [Hang()]),
+    "silent behind the head": (LISTED, [Head(), Hang()]),
+    "half a head": (LISTED, [Raw(b"HTTP/1.1 200"), Close()]),
+    "half a list": (LISTED, [Head(framing=500), b'{"data": [', Close()]),
+    "half a chunk": (LISTED, [Head(), b'{"data": [', Close()]),
+    "drips": (LISTED, [Head(), Dribble(b" " * 1000, 1, 0.02)]),
+    "no HTTP": (HEALTH, [Raw(b"220 mail.example.org ESMTP\r\n\r\n"), Hang()]),
+    "ailing": (HEALTH, [Json({}, 503)]),
+    "loading": (LISTED, [Json({"error": {"message": "Loading model"}}, 503)]),
+    "another's key": (LISTED, [Json({"error": "Unauthorized"}, 401)]),
+    "no list": (LISTED, [Json({"detail": "Not Found"}, 404)]),
+    "no JSON": (LISTED, [Head(), b'{"data": [{"id": ']),
+    "deep JSON": (LISTED, [Head(), b"[" * 200_000]),
+    "an empty list": (LISTED, [Json({"data": []})]),
+    "odd entries": (LISTED, [Json({"data": [1]})]),
+}
+
+
+@pytest.fixture
+def probed(engine, monkeypatch):
+    """The gateway's side of an engine that is on."""
+    monkeypatch.setattr(fleet, "PROBE_TIMEOUT", 0.3)
+    probed = fleet.Engine(engine.url)
+    probed.probe()
+    assert fleet.ids_of(probed.served) == [OWN]
+    return probed
+
+
+@pytest.mark.parametrize("name", FAILED)
+def test_two_failed_probes_in_a_row_put_an_engine_off(engine, probed, name):
+    path, steps = FAILED[name]
+    for _ in range(2):
+        engine.on(path, steps)
+        begun = time.monotonic()
+        probed.probe()
+        assert probed.served and time.monotonic() - begun < 1
+        del engine.routes[path]
+        probed.probe()                              # the next one is well: it is as if nothing had been
+    engine.on(path, steps)
+    probed.probe()
+    probed.probe()
+    assert probed.served is None and fleet.ids_of(probed.listed) == [OWN]
+    del engine.routes[path]
+    probed.probe()
+    assert fleet.ids_of(probed.served) == [OWN]
+
+
+def test_an_engine_that_is_gone_is_off_at_once(engine, probed):
+    engine.stop()
+    probed.probe()
+    assert probed.served is None
+
+
+@pytest.mark.parametrize("path", [HEALTH, LISTED])
+def test_what_a_probe_takes_is_bounded(engine, probed, path):
+    sent, done = [], Event()
+
+    def endless(request):
+        yield Head()
+        for n in range(1000):
+            sent.append(n)
+            yield b" " * (1 << 20)
+        yield Wait(done)
+
+    engine.on(path, endless)
+    probed.probe()
+    done.set()
+    assert len(sent) < 50
 
 
 # ---- one of them

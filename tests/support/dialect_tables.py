@@ -1,13 +1,11 @@
 """What the tables of several dialects need: a fleet of one model, what goes to the engine, any JSON."""
 import json
 
-import hypothesis
 from hypothesis import strategies as st
 
 from engines.fleet import Model
 from errors import ModelNotFound
 
-HYPO = hypothesis.settings(deadline=None, derandomize=True, database=None)
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
                     | st.text(max_size=5),
                     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
