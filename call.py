@@ -211,7 +211,7 @@ class Call:
         """The engine's Answer, still to come. Raises Refusal."""
         self.answer = self.gateway.fleet.send(self.ask, self.id)
         self.ask.body = None
-        self.body.skeleton = None
+        self.body.abridged = None
         self.answer.when_request_dropped(self.release_body)
         return self.answer
 

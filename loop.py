@@ -6,6 +6,9 @@ TURN = 0.02  # seconds
 
 
 def give_way():
-    """Between two pieces of something large: streams go first, but not for ever (sleep(0) would let them wait twice as long)."""
+    """Between two pieces of something large: streams go first, but not for ever.
+
+    (With gevent.sleep(0) they would wait twice as long.)
+    """
     with gevent.Timeout(TURN, False):
         gevent.idle()

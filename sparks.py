@@ -1,16 +1,19 @@
-"""Sparks: the front door of a small GPU cluster. The command that starts it.
+"""Sparks: the front door of a small GPU cluster. Start reading here: how its parts are put
+together.
 
-.venv/bin/python sparks.py [--local]            (./run.sh does that, after setting up)
+    .venv/bin/python sparks.py [--local]            (./run.sh does that, after setting up)
+
+There are two processes. `main` runs in gunicorn's master, which listens, forks one worker, and
+forks another should that one die. `Service` is what the worker serves.
 """
-
-import signal
-
-signal.signal(
-    signal.SIGINT, signal.SIG_DFL
-)  # Ctrl-C ends the start without a traceback; gunicorn listens to it later
+# ruff: noqa: E402 -- the process has to be prepared before most imports
 
 import os
+import signal
 
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the start without a traceback
+
+# Libraries read these, some while they are imported; the settings of Sparks are SPARKS_*.
 for name in (
     "SCRIPT_NAME",
     "PROMETHEUS_MULTIPROC_DIR",
@@ -19,25 +22,54 @@ for name in (
     "WEB_CONCURRENCY",
     "SENDFILE",
 ):
-    os.environ.pop(name, None)  # libraries read them, some while they are imported
-for descriptor in range(
-    3
-):  # one that is closed would be the next file's or client's, log lines and all
+    os.environ.pop(name, None)
+
+# The next file or client would get the number of a closed descriptor, and log lines with it.
+for descriptor in range(3):
     try:
         os.fstat(descriptor)
     except OSError:
         os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
-import argparse
-import sys
+from gevent import monkey
 
-from log import set_up
-from front import master
-import settings as settings_module
+monkey.patch_all()  # before any module takes sockets, locks or sleep from the standard library
+
+import argparse
+import gc
+import logging
+import sys
+from urllib.parse import urlsplit
+
+import gevent
+
+import keys
+from admission import Gate
+from call import Gateway, steady_time, wake
+from engines import local
+from engines.fleet import Fleet
+from engines.local.process import ServerProcess
 from errors import SettingsError
+from front import lock, master
+from front.app import create_app
+from front.body import Bodies
+from front.screen import reachable, screen
+from log import RequestLog, say, set_up
+from metrics import Metrics
+from settings import load
+from store import ledger
+from store.database import database, open_database
+from store.seal import own_seal
+
+logger = logging.getLogger("sparks")
+SOON = 5  # seconds in which the engines should have been looked at
+
+
+# ---- the master
 
 
 def main(arguments=None):
+    """The command. `arguments` are those of the command line unless given."""
     parser = argparse.ArgumentParser(
         prog="sparks", description="Start the gateway. Settings: sparks.example.toml."
     )
@@ -47,43 +79,137 @@ def main(arguments=None):
     )
     options = parser.parse_args(arguments)
     try:
-        settings = settings_module.load()
+        settings = load()
         if options.reload:
-            return master.tell_to_reload(settings.db)
+            return lock.tell_to_reload(settings.db)
         try_database(settings.db)
         set_up(settings.log)
-        master.run(settings, lambda worker: work(worker, settings, options.local))
+        freeze()
+        master.run(settings, lambda: Service(settings, options.local))
     except SettingsError as error:
         sys.exit(f"sparks: {error}")
 
 
 def try_database(path):
-    """Open the database and bring it up to date, in a process that ends with that: the master, which lives on beside the
-    worker, needs none of what it loads."""
-    pid = os.fork()
-    if pid:
-        if os.waitpid(pid, 0)[1]:
-            sys.exit(1)
-        return
-    status = 1
+    """Bring the database up to date, or say at once why that cannot be. Raises SettingsError.
+
+    It is closed again: an open SQLite connection must not be carried through a fork
+    (sqlite.org/howtocorrupt.html, 2.6).
+    """
+    open_database(path)
+    database.close()
+
+
+def freeze():
+    """What is loaded stays: the garbage collector need not walk through it, which in the worker
+    would also copy the pages of memory that it shares with the master."""
+    gc.collect()
+    gc.freeze()
+
+
+# ---- the worker
+
+
+class Service:
+    """A gateway at work: its parts are made, told of each other and set going.
+
+    Raises SettingsError.
+
+    app     the WSGI application
+    """
+
+    def __init__(self, settings, is_local):
+        """`is_local`: start engines of our own on this machine."""
+        renew(settings)
+        open_database(settings.db)
+        first_key = keys.first_key() if is_local else None
+        open_database(settings.db, patient=False)
+        if is_local:
+            local.adopt(settings)
+        self.settings = settings
+        self.is_local = is_local
+        self.fleet = Fleet(settings)
+        self.ledger = ledger.Ledger(settings)
+        metrics = Metrics()
+        self.gateway = Gateway(
+            settings,
+            self.fleet,
+            open_gate(settings),
+            self.ledger,
+            Bodies(settings.max_bodies),
+            (RequestLog(settings.log).note, metrics.note),
+        )
+        metrics.watch(self.gateway)
+        self.app = create_app(self.gateway, keys.Keyring(), metrics, own_seal())
+        self.start(first_key)
+        freeze()
+
+    def start(self, first_key):
+        """Begin what runs beside the requests: local engines, looks at all engines, the ledger's
+        upkeep."""
+        if self.is_local:
+            for engine, command in zip(self.fleet.engines, local.COMMANDS, strict=True):
+                port = urlsplit(engine.url).port
+                ServerProcess(port, logger.warning, command, engine.probe_due.set).start()
+        gevent.spawn(self.fleet.watch)
+        gevent.spawn(self.ledger.keep_up)
+        gevent.spawn(self.announce, first_key)
+
+    def announce(self, first_key):
+        """Say what was started; with a local engine, also how to try it, once it answers."""
+        self.fleet.probed.wait(SOON)
+        say(screen(self.settings, self.fleet.models(), keys.active_keys().count(), self.is_local))
+        if self.is_local:
+            while not any(model.default for model in self.fleet.models()):
+                gevent.sleep(0.1)
+            say(local.greeting(f"http://{reachable(self.settings.bind)}", first_key))
+
+    def reload(self):
+        """Read sparks.toml again; what is wrong with it is logged, and the old settings stay."""
+        try:
+            new = load(warn=logger.warning)
+        except SettingsError as error:
+            logger.error("reload: %s; the old settings stay", error)
+            return
+        settings = self.settings
+        if self.is_local:
+            local.adopt(new, settings.upstream)
+        fixed = settings.update_from(new)
+        gate = self.gateway.gate
+        gate.slots = settings.max_active
+        gate.most_waiting = settings.max_queued
+        self.gateway.bodies.most = settings.max_bodies
+        self.fleet.update()
+        wake(gate.grant())
+        restart = f"; {', '.join(fixed)} need a restart" if fixed else ""
+        logger.warning("reload: sparks.toml was read%s", restart)
+
+    def drain(self):
+        """The end: let nobody in any more, and let live requests end."""
+        self.gateway.drain(self.settings.drain)
+
+    def abandon(self):
+        """The end at once."""
+        self.gateway.abandon()
+
+
+def renew(settings):
+    """Read sparks.toml again: a worker in the place of another must not go back behind a reload."""
     try:
-        from store import database
-
-        database.open_database(path)
-        status = 0
+        settings.update_from(load(warn=lambda line: None))
     except SettingsError as error:
-        print(f"sparks: {error}", file=sys.stderr, flush=True)
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        os._exit(status)
+        logger.error("a new worker: %s; the settings of the start are in force", error)
 
 
-def work(worker, settings, is_local):
-    """In the worker: the gateway itself, which is loaded here for the same reason."""
-    import gateway
-
-    return gateway.start(worker, settings, is_local)
+def open_gate(settings):
+    """A Gate that knows what was used today and this month, before this start."""
+    gate = Gate(settings.max_active, settings.max_queued)
+    now = steady_time()
+    day = ledger.utc_day(now)
+    today = ledger.used_by_key(day)
+    for key, tokens in ledger.used_by_key(day[:8] + "01").items():
+        gate.begin(key, today.get(key, 0), tokens, now)
+    return gate
 
 
 if __name__ == "__main__":

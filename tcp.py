@@ -21,7 +21,7 @@ def detect_vanished_peer(sock):
 
 
 def send_all(sock, data):
-    """As sock.sendall, which in gevent asks the kernel for the size of its buffer first, each time."""
+    """As sock.sendall, which in gevent asks the kernel for its buffer's size first, each time."""
     sent = sock.send(data)
     if sent < len(data):
         sock.sendall(data[sent:])

@@ -163,7 +163,7 @@ BARS = [
         1.2,
         digits=0,
     ),
-    Figure("memory: idle", "MB", "idle", "rss_mb", None, 80, 60, digits=0),
+    Figure("memory: idle", "MB", "idle", "rss_mb", None, 95, 60, digits=0),
     Figure("  1,000 streams", "MB", "spread 1000", "rss_mb", None, 140, 100, digits=0),
     Figure("streams that are not the same bytes", "", "whole", "different", None, 0, 0, digits=0),
 ]

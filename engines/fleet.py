@@ -98,7 +98,7 @@ class Engine:
     """One engine: its address, its connections, and what the last probe of it showed.
 
     pool           connections for requests
-    probes         one for probes: each begins with a new one, and takes none from a request
+    probes         makes a new connection for each question of a probe: none can be stale
     served         the entries of its list of models; None: it is off
     listed         the same as it last was: an engine that is off will likely come back with it
     kind           its kinds.Kind
@@ -139,7 +139,6 @@ class Engine:
             self.failed_probes += 1
             if self.failed_probes >= FAILED_PROBES:
                 self.served = None
-        self.probes.clear()
         self.pool.prune()
 
     def ask_models(self):
@@ -174,10 +173,10 @@ class Engine:
         with Timeout(PROBE_TIMEOUT, Silent):  # looking up its name and connecting included
             answer = self.probes.get(path, self.headers)
             try:
-                data = answer.all(PROBE_TIMEOUT, MAX_LIST)
-                return answer.status, data
+                body = answer.all(PROBE_TIMEOUT, MAX_LIST)
+                return answer.status, body
             finally:
-                answer.close(answer.ended)
+                answer.close()
 
     def post(self, path, body):
         """The body of the answer to a POST; b"" if it is no 200. Raises Silent, Refusal."""

@@ -8,15 +8,15 @@ from time import monotonic
 from gunicorn.http.errors import NoMoreData, ParseException
 
 from errors import (
+    RETRY_AFTER,
     BodyTimeout,
     ClientGone,
     InvalidRequest,
     Overloaded,
-    RETRY_AFTER,
     TooLarge,
     UnsupportedEncoding,
 )
-from front.large_json import Skeleton
+from front.large_json import Abridged
 from loop import give_way
 from tcp import linger
 
@@ -28,12 +28,18 @@ WORK = 0.005  # seconds for which chunks are taken apart in one go
 
 
 class Bodies:
-    """What all bodies in memory weigh together, and how much they may. A key with more than one gets half of it at most."""
+    """How many bytes all bodies in memory have together, and how many they may have.
+
+    A key with more than one body gets half of them at most.
+    """
 
     def __init__(self, most):
-        self.most, self.held, self.by_key = most, 0, Counter()
+        self.most = most
+        self.held = 0
+        self.by_key = Counter()  # bytes by the key's id
 
     def hold(self, key, size):
+        """Raises Overloaded where there is no room for so many bytes more."""
         own = self.by_key[key]
         if self.held + size > self.most or own and own + size > self.most / 2:
             raise Overloaded(
@@ -48,14 +54,18 @@ class Bodies:
         self.by_key[key] -= size
 
 
-class Turns:
-    """A client's socket, as gunicorn reads it, that gives way by time: tiny chunks cost a thousand times what they weigh."""
+class YieldingSocket:
+    """A client's socket for gunicorn's reader of chunks, which works on what it reads without ever
+    giving way. Other requests get their turn by time, not by bytes: a body in tiny chunks costs a
+    thousand times as much as the same in large ones."""
 
     def __init__(self, sock):
-        self.sock, self.worked, self.since = sock, 0.0, monotonic()
+        self.sock = sock
+        self.worked = 0.0
+        self.since = monotonic()
 
     def recv(self, size):
-        self.worked += monotonic() - self.since  # with what came before
+        self.worked += monotonic() - self.since  # on what was read before
         if self.worked > WORK:
             give_way()
             self.worked = 0.0
@@ -65,10 +75,11 @@ class Turns:
 
 
 @contextmanager
-def by_turns(reader):
-    """While gunicorn's reader of chunks is used, its socket is Turns."""
+def yielding(reader):
+    """While gunicorn's reader of chunks is used, its socket gives way."""
     unreader = reader.req.unreader
-    sock, unreader.sock = unreader.sock, Turns(unreader.sock)
+    sock = unreader.sock
+    unreader.sock = YieldingSocket(sock)
     try:
         yield
     finally:
@@ -76,16 +87,28 @@ def by_turns(reader):
 
 
 class Body:
-    """The body of one request. `read` it once; `release` when it is no longer held; `discard` what was not read."""
+    """The body of one request. `read` it once; `release` when it is no longer held; `discard` what
+    was not read.
+
+    most      bytes that it may have
+    held      bytes that it has on the account of `bodies`
+    abridged  large_json.Abridged of a large one, or None
+    pending   not all of it was read yet
+    """
 
     def __init__(self, environ, bodies, most):
-        self.input, self.sock = environ["wsgi.input"], environ["gunicorn.socket"]
-        self.bodies, self.most, self.held = bodies, most, 0
+        """`environ` is WSGI's, `bodies` are the Bodies that it counts among."""
+        self.input = environ["wsgi.input"]
+        self.sock = environ["gunicorn.socket"]
+        self.bodies = bodies
+        self.most = most
+        self.held = 0
         self.encoding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
         self.chunked = "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower()
         self.length = int(environ.get("CONTENT_LENGTH") or 0)
-        self.skeleton = None
-        self.pending, self.begun = self.chunked or self.length > 0, False
+        self.abridged = None
+        self.pending = self.chunked or self.length > 0
+        self.begun = False
 
     @property
     def breaks(self):
@@ -93,7 +116,10 @@ class Body:
         return self.pending and (self.begun or self.chunked or self.length > SMALL)
 
     def read(self, key):
-        """Its text, on the account of a key (its id); of a large one the skeleton, see `restore`. Raises Refusal, ClientGone."""
+        """Its text, on the account of a key (its id); a large one's is abridged, see `restore`.
+
+        Raises Refusal, ClientGone.
+        """
         self.key = key
         if self.encoding not in ("", "identity"):
             raise UnsupportedEncoding(
@@ -102,7 +128,9 @@ class Body:
         if self.length > self.most:
             raise self.too_large()
         self.hold(self.length)
-        self.begun, size, first = True, 0, bytearray()
+        self.begun = True
+        size = 0
+        first = bytearray()
         while piece := self.piece(self.step(size)):
             if size:
                 give_way()
@@ -117,38 +145,52 @@ class Body:
         self.pending = False
         if size < self.length:
             raise ClientGone
-        return self.skeleton.text() if self.skeleton else first
+        if self.abridged:
+            return self.abridged.text()
+        return first
 
     def step(self, size):
-        """How much to read after `size` bytes: up to the first byte too many, and never under the 1 KB that gunicorn reads
-        at least, or it would wait for more than that byte."""
+        """How much to read after `size` bytes: up to the first byte too many.
+
+        Asked for a few bytes, gunicorn waits for 1 KB, which may never come. So a rest that small
+        is read together with the piece before it.
+        """
         left = self.most + 1 - size
-        return left if left <= PIECE + 1024 else PIECE
+        if left <= PIECE + 1024:
+            return left
+        return PIECE
 
     def take(self, piece, first):
         """A piece of a large body, of which `first` came before it."""
-        if self.skeleton is None:
-            self.skeleton = Skeleton(secrets.token_hex(8))
+        if self.abridged is None:
+            self.abridged = Abridged(secrets.token_hex(8))
             for at in range(0, len(first), PIECE):
-                self.skeleton.feed(bytes(first[at : at + PIECE]))
+                self.abridged.feed(bytes(first[at : at + PIECE]))
                 give_way()
             first.clear()
-        self.skeleton.feed(piece)
+        self.abridged.feed(piece)
 
     def restore(self, parts):
-        """Parts made from the text, with what was left out of it; what is no bytes stays."""
-        if self.skeleton is None:
+        """An engine's body that was made from the text, see dialects.Ask, with what `read` left
+        out.
+
+        Parts that are a str, addresses of images, stay.
+        """
+        if self.abridged is None:
             return parts
-        return [
-            piece
-            for part in parts
-            for piece in ([part] if isinstance(part, str) else self.skeleton.restore(part))
-        ]
+        whole = []
+        for part in parts:
+            if isinstance(part, str):
+                whole.append(part)
+            else:
+                whole += self.abridged.restore(part)
+        return whole
 
     def piece(self, size):
+        """The next piece, b"" at the end. Raises Refusal, ClientGone."""
         self.sock.settimeout(SILENCE)
         try:
-            with by_turns(self.input.reader) if self.chunked else nullcontext():
+            with yielding(self.input.reader) if self.chunked else nullcontext():
                 return self.input.read(size)
         except TimeoutError:
             raise BodyTimeout(
@@ -164,7 +206,9 @@ class Body:
             self.sock.settimeout(None)
 
     def too_large(self):
-        most = f"{self.most / (1 << 20):.4g} MB" if self.most >= 1 << 20 else f"{self.most} bytes"
+        most = f"{self.most} bytes"
+        if self.most >= 1 << 20:
+            most = f"{self.most / (1 << 20):.4g} MB"
         return TooLarge(f"the body is over {most}; shrink embedded images or send fewer of them")
 
     def hold(self, size):
@@ -173,7 +217,7 @@ class Body:
             self.held += size
 
     def add(self, size):
-        """So many bytes more belong to it, though they did not come with it. Raises Refusal."""
+        """Count bytes that did not come with it, such as images that it names. Raises Refusal."""
         if self.held + size > self.most:
             raise self.too_large()
         self.hold(size)

@@ -1,13 +1,15 @@
-"""Large bodies, pure: the long strings of a JSON text are taken out while it arrives, and put back as they were.
+"""Large bodies, pure: the long strings of a JSON text are taken out while it arrives, and put back
+where they belong in the text that goes to the engine.
 
-What is left, the skeleton, is small enough to be parsed and written at once; an image or a long prompt is never parsed,
-copied or escaped again. In a skeleton a long string is its first characters and a mark:
+The abridged text is small enough to be parsed and written at once; an image or a long prompt is
+never parsed, copied or escaped again. A long string is abridged to its first characters and a mark:
 
-    {"url":"data:image/png;base64,iVBORw0KGgo…"}   ->   {"url":"data:image/png;base64,iVBORw0KG\\u0001<mark>:0\\u0001"}
+    {"url":"data:image/png;base64,iVBORw0KGgoAAAANSUh and so on for megabytes"}
+    {"url":"data:image/png;base64,iVBORw0KG\\u0001<mark>:0\\u0001"}
 
-The marks stand between characters that JSON must escape, so that they tell how often they were escaped on their way: an
-object that became a string, as tool arguments do, gets its long strings back escaped once more.
-"""
+A mark stands between control characters, which JSON must escape. So the backslashes before it tell
+how often it was escaped on its way: an object that became a string, as tool arguments do, gets its
+long strings back escaped once more."""
 
 import codecs
 import re
@@ -18,39 +20,44 @@ from errors import InvalidRequest
 
 LONG = 1 << 14  # bytes from which a string is taken out
 HEAD = 1 << 10  # bytes of it that stay: what is told, cut or measured by its beginning
-MOST = 32 << 20  # bytes of a skeleton: no context is as long
+MOST = 32 << 20  # bytes of an abridged text: no context is as long
 MOST_VALUES = 1_000_000  # objects and lists in it: each costs time and a hundred bytes
-STAYS = re.compile(
-    rb'"(?:arguments|encrypted_content)"\s*:\s*$'
-)  # before a string that is looked into
-CLOSE = re.compile(
-    rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.S
-)  # the rest of a string, its closing quote included
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # one half of a character: its other half must follow
+# What stands before a string whose inside the dialects read: it stays whole.
+STAYS = re.compile(rb'"(?:arguments|encrypted_content)"\s*:\s*$')
+# The rest of a string, with its closing quote.
+CLOSE = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.S)
+# Half of a character, in UTF-16's way; its other half must follow.
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 BACKSLASH = ord("\\")
 FENCE = b"\\u0001"  # a control character, which stays an escape in any JSON
 
 
 def shorter(length):
-    """Matches what begins outside a string, as far as its strings are of no more bytes than that, and without escapes."""
+    """Matches a text that begins outside a string, up to the first string that has more bytes than
+    `length`, or an escape."""
     return re.compile(rb'(?:[^"]*+"[^"\\]{0,%d}+")*+' % length)
 
 
 SHORT = shorter(LONG)
 
 
-class Skeleton:
-    """Fed a body piece by piece; `feed` may be followed by other work, so it does little at a time.
+class Abridged:
+    """A JSON text without its long strings. It is fed the text piece by piece, so that other work
+    can be done in between.
 
     mark    random text that no client can know, so that nobody's words are taken for a mark
     whole   all bytes so far, as a bytearray; strings are cut out of it without a copy
+    at      how far it was looked at
+    begin   where the string begins that is open there, or None
+    cuts    (begin, end) of what is taken out
     """
 
     def __init__(self, mark):
         self.mark = mark.encode()
-        self.whole, self.at = bytearray(), 0  # looked at up to here
-        self.begin = None  # where the string begins that is open here
-        self.cuts = []  # (begin, end) of what is taken out
+        self.whole = bytearray()
+        self.at = 0
+        self.begin = None
+        self.cuts = []
         self.decoder = codecs.getincrementaldecoder("utf-8")()
 
     def feed(self, data):
@@ -70,6 +77,8 @@ class Skeleton:
                 return
 
     def check(self, data, final=False):
+        """Raises InvalidRequest where the bytes are no UTF-8, which no parser sees in what is cut
+        out."""
         if final or not data.isascii() or self.decoder.getstate()[0]:
             try:
                 self.decoder.decode(data, final)
@@ -79,36 +88,44 @@ class Skeleton:
     def close(self):
         """Go to the end of the string that is open. Returns whether it has come."""
         quote = self.whole.find(b'"', self.at)
-        if (
-            quote >= 0 and self.whole.find(b"\\", self.at, quote) >= 0
-        ):  # no image: quotes in it may be escaped
+        if quote >= 0 and self.whole.find(b"\\", self.at, quote) >= 0:
+            # Not an image: the quote may be an escaped one.
             closed = CLOSE.match(self.whole, self.at)
-            quote = closed.end() - 1 if closed else -1
+            if not closed:
+                return False
+            quote = closed.end() - 1
         if quote < 0:
             return False
-        if quote - self.begin > LONG and not STAYS.search(
-            self.whole, max(0, self.begin - 40), self.begin - 1
-        ):
-            self.cut(quote)
-        self.begin, self.at = None, quote + 1
+        if quote - self.begin > LONG:
+            before = max(0, self.begin - 40)
+            if not STAYS.search(self.whole, before, self.begin - 1):
+                self.cut(quote)
+        self.begin = None
+        self.at = quote + 1
         return True
 
     def cut(self, end):
-        """Take out the string that ends here, but for its head, which must not end inside an escape or a character."""
+        """Take out the string that ends here, but for its head, which must not end inside an escape
+        or a character."""
         for begin in range(self.begin + HEAD, self.begin + 2 * HEAD):
-            if self.whole[begin] & 0xC0 != 0x80 and b"\\" not in self.whole[begin - 6 : begin]:
-                if not self.halves(begin, end) or is_text(self.whole[begin:end]):
-                    self.cuts.append((begin, end))  # else it stays, for the parser to complain of
-                return
+            inside_character = self.whole[begin] & 0xC0 == 0x80
+            if inside_character or b"\\" in self.whole[begin - 6 : begin]:
+                continue
+            # One with half a character stays in the text, for the parser to complain of.
+            if not self.halves(begin, end) or is_text(self.whole[begin:end]):
+                self.cuts.append((begin, end))
+            return
 
     def halves(self, begin, end):
-        """Whether halves of characters are escaped there. An image has no escape at all, which shows seven times as fast."""
+        """Whether there are escapes for halves of characters."""
+        # An image has no escape at all, which is found out seven times as fast.
         return self.whole.find(b"\\", begin, end) >= 0 and SURROGATE.search(self.whole, begin, end)
 
     def text(self):
-        """The skeleton, as bytes. Raises InvalidRequest where there is too much of it."""
+        """The abridged text, as bytes. Raises InvalidRequest where there is too much of it."""
         self.check(b"", final=True)
-        out, at = [], 0
+        out = []
+        at = 0
         for number, (begin, end) in enumerate(self.cuts):
             out += [memoryview(self.whole)[at:begin], FENCE, self.mark, b":%d" % number, FENCE]
             at = end
@@ -123,20 +140,22 @@ class Skeleton:
         return text
 
     def restore(self, text):
-        """A text made from the skeleton, with the long strings in their places: a list of bytes-like pieces."""
-        mark = re.compile(
-            rb"u0001" + self.mark + rb":(\d+)\\++u0001"
-        )  # begins with its letters, or it is sought slowly
-        view, out, at = memoryview(self.whole), [], 0
+        """A text that was made from the abridged one, with the long strings in their places.
+
+        Returns a list of bytes-like pieces.
+        """
+        whole = memoryview(self.whole)
+        text = memoryview(text)
+        out = []
+        at = 0
+        # Sought without the backslashes before it: an expression that begins with letters is fast.
+        mark = re.compile(rb"u0001" + self.mark + rb":(\d+)\\++u0001")
         for found in mark.finditer(text) if self.cuts else ():
             begin, end = self.cuts[int(found[1])]
             slashes = backslashes(text, found.start())
-            out += [
-                memoryview(text)[at : found.start() - slashes],
-                escaped(view[begin:end], slashes),
-            ]
+            out += [text[at : found.start() - slashes], escaped(whole[begin:end], slashes)]
             at = found.end()
-        return [*out, memoryview(text)[at:]]
+        return [*out, text[at:]]
 
 
 def backslashes(text, end):
@@ -148,7 +167,10 @@ def backslashes(text, end):
 
 
 def escaped(string, slashes):
-    """The inside of a JSON string inside further ones: each has doubled the backslashes of those within it."""
+    """The inside of a JSON string as it stands where a mark has so many backslashes before it.
+
+    Each string around another one doubles the backslashes of what is inside: 1, 2, 4, ...
+    """
     while slashes > 1:
         string = bytes(string).replace(b"\\", b"\\\\").replace(b'"', b'\\"')
         slashes //= 2
@@ -164,5 +186,6 @@ def is_text(string):
 
 
 def half_escape(rest):
-    """Whether the rest of a string that is open ends in the middle of an escape: in an odd number of backslashes."""
+    """1 if the rest of an open string ends inside an escape: in an odd number of backslashes. Else
+    0."""
     return (len(rest) - len(rest.rstrip(b"\\"))) % 2

@@ -1,37 +1,44 @@
 """The worker: gunicorn's with gevent, which speaks HTTP with clients.
 
-It adds what this gateway needs: refusals of malformed HTTP in the API's own shape, a way to end a connection whose body was
-not read, and no waiting for idle connections at the end. And it leaves gunicorn's hooks and its own log of requests out.
-"""
-
-from gevent import monkey
-
-monkey.patch_all()  # before the other imports: what they bind must be patched already
+It adds what this gateway needs: refusals of malformed HTTP in the API's own shape, a way to end a
+connection whose body was not read, and no waiting for idle connections at the end. And it leaves
+out gunicorn's hooks and its log of requests."""
 
 import logging
 import secrets
 import signal
+import sys
 
 import gevent
 from gevent import getcurrent
-from gunicorn.http import errors as http_errors
+from gunicorn.arbiter import Arbiter
+from gunicorn.http.errors import (
+    ExpectationFailed,
+    ForbiddenProxyRequest,
+    LimitRequestHeaders,
+    LimitRequestLine,
+    ParseException,
+)
 from gunicorn.workers.base_async import AsyncWorker
 from gunicorn.workers.ggevent import GeventWorker
 
-from errors import InternalError, Refusal
+from errors import InternalError, Refusal, SettingsError
 from front.wsgi import Response, environ_of, refuse
+from tcp import detect_vanished_peer
 
 logger = logging.getLogger("sparks")
-STATUS = {  # of malformed HTTP; 400 if not here
-    http_errors.LimitRequestLine: 414,
-    http_errors.LimitRequestHeaders: 431,
-    http_errors.ExpectationFailed: 417,
-    http_errors.ForbiddenProxyRequest: 403,
+LOOK = 0.2  # seconds between two looks whether the worker is to end
+STATUSES = {  # of malformed HTTP; 400 if not here
+    LimitRequestLine: 414,
+    LimitRequestHeaders: 431,
+    ExpectationFailed: 417,
+    ForbiddenProxyRequest: 403,
 }
 
 
-class Waiting(gevent.Timeout):
-    """A connection waits for its next request: for so long at most, and not when the worker is about to end."""
+class Idle(gevent.Timeout):
+    """The time between two requests of a connection: `keepalive` seconds at most, and none once the
+    worker is to end."""
 
     def __init__(self, worker):
         super().__init__(worker.cfg.keepalive, False)
@@ -40,50 +47,65 @@ class Waiting(gevent.Timeout):
     def __enter__(self):
         if not self.worker.alive:
             raise StopIteration
-        self.worker.waiting.add(getcurrent())
+        self.worker.idle.add(getcurrent())
         return super().__enter__()
 
     def __exit__(self, *error):
-        self.worker.waiting.discard(getcurrent())
+        self.worker.idle.discard(getcurrent())
         return super().__exit__(*error)
 
 
-class Settled:
+class CachedConfig:
     """gunicorn's settings, each looked up once: it asks for dozens of them with each request."""
 
     def __init__(self, cfg):
-        self.found = cfg
+        self.original = cfg
 
     def __getattr__(self, name):
-        value = self.__dict__[name] = getattr(self.found, name)
+        value = self.__dict__[name] = getattr(self.original, name)
         return value
 
 
 class Worker(GeventWorker):
-    """One process that serves."""
+    """The one process that serves. What it serves is made by its app's `create()`, an object with
 
-    on_end = on_quit = on_reload = staticmethod(
-        lambda: None
-    )  # set by the app: for the end, the end at once, SIGHUP
+    app         the WSGI application
+    reload()    SIGHUP came: read the settings again
+    drain()     the worker is to end: returns when what is open has ended, or its time is over
+    abandon()   it ends at once: write down what is open
+    """
+
+    service = None  # until it is made
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.cfg, self.waiting = Settled(self.cfg), set()
+        self.cfg = CachedConfig(self.cfg)
+        self.idle = set()  # greenlets of connections between two requests
+
+    # -- the life of the process
 
     def load_wsgi(self):
-        self.app.worker = self
-        super().load_wsgi()
+        """Make what is served; or say in one line why that cannot be, and end the master too."""
+        try:
+            self.service = self.app.create()
+        except SettingsError as error:
+            print(f"sparks: {error}", file=sys.stderr, flush=True)
+            sys.exit(Arbiter.WORKER_BOOT_ERROR)
+        self.wsgi = self.service.app
 
     def init_signals(self):
         super().init_signals()
-        signal.signal(
-            signal.SIGHUP, lambda *_: gevent.spawn(lambda: self.on_reload())
-        )  # the app may be about to set it
+        signal.signal(signal.SIGHUP, lambda sig, frame: gevent.spawn(self.reload))
         signal.signal(signal.SIGINT, self.handle_int)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, Arbiter.SIGNALS)  # see Master.spawn_worker
+
+    def reload(self):
+        if self.service:  # else it reads the settings yet
+            self.service.reload()
 
     def handle_int(self, sig, frame):
-        """Ctrl-C reaches the worker too: the first one is as good as SIGTERM, the second ends all at once."""
+        """Ctrl-C reaches the worker too. The first one is as good as SIGTERM, the second ends all
+        at once."""
         if self.alive:
             self.handle_exit(sig, frame)
         else:
@@ -93,49 +115,55 @@ class Worker(GeventWorker):
         gevent.spawn(self.quit, sig, frame)  # not in the signal's handler: it waits
 
     def quit(self, sig, frame):
-        self.on_quit()
+        if self.service:
+            self.service.abandon()
         AsyncWorker.handle_quit(self, sig, frame)
 
-    def timeout_ctx(self):
-        return Waiting(self)
-
     def run(self):
-        gevent.get_hub().print_exception = (
-            self.note_fault
-        )  # its own way waits for who reads stderr, and all else with it
-        gevent.spawn(self.part)
+        # The hub's own way waits for whoever reads stderr, and all else with it.
+        gevent.get_hub().print_exception = self.log_fault
+        gevent.spawn(self.wind_down)
         super().run()
 
-    def note_fault(self, context, kind, error, traceback):
-        if not isinstance(
-            error, SystemExit
-        ):  # which is how a second Ctrl-C ends the worker, and no fault
+    def log_fault(self, context, kind, error, traceback):
+        """An exception that left a greenlet or a callback of the hub."""
+        if not isinstance(error, SystemExit):  # no fault: a second Ctrl-C ends the worker so
             logger.error("a fault beside the requests", exc_info=(kind, error, traceback))
 
-    def part(self):
-        """Once the worker is to end, finish what is open, and let go of the connections that wait for another request."""
+    def wind_down(self):
+        """Once the worker is to end, finish what is open, and let go of idle connections."""
         while self.alive:
-            gevent.sleep(0.2)
-        self.on_end()
-        for greenlet in list(self.waiting):
+            gevent.sleep(LOOK)
+        self.service.drain()
+        for greenlet in list(self.idle):
             gevent.get_hub().loop.run_callback(greenlet.throw, StopIteration())
+
+    # -- connections and requests
+
+    def timeout_ctx(self):
+        """What gunicorn waits in for the next request of a connection."""
+        return Idle(self)
+
+    def handle(self, listener, client, addr):
+        """One connection, from its first request to its end."""
+        detect_vanished_peer(client)
+        super().handle(listener, client, addr)
 
     def handle_request(self, listener_name, req, sock, addr):
         """One request. StopIteration ends its connection."""
         if req._expected_100_continue:
             sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         response = Response(req, sock)
-        getcurrent().close_after = (
-            req.force_close
-        )  # for the app: gunicorn does not hand it the request
+        # For the app, to which gunicorn does not hand the request:
+        getcurrent().close_after = req.force_close
         if not self.alive:
             req.force_close()
         try:
             environ = environ_of(req, sock, addr, listener_name)
             environ["sparks.frame"] = response.frame
-            self.answer(environ, response)
+            self.respond(environ, response)
         except (gevent.GreenletExit, SystemExit, TimeoutError):
-            raise StopIteration from None  # the answer is cut: nothing more may follow on this connection
+            raise StopIteration from None  # the answer is cut: nothing more may follow
         except Exception as error:
             if isinstance(error, OSError) or not response.begun:
                 raise
@@ -144,7 +172,7 @@ class Worker(GeventWorker):
         if response.closes or req.should_close():
             raise StopIteration
 
-    def answer(self, environ, response):
+    def respond(self, environ, response):
         items = self.wsgi(environ, response.start_response)
         try:
             for item in items:
@@ -154,17 +182,18 @@ class Worker(GeventWorker):
             items.close()
 
     def handle_error(self, req, client, addr, exc):
-        """Answer what never became a request, or what gunicorn would not send. Its own way logs the address with its query."""
-        if isinstance(exc, http_errors.ParseException):
+        """Answer what never became a request, or a fault of ours. (gunicorn's own way logs the
+        address with its query, which can hold secrets.)"""
+        if isinstance(exc, ParseException):
             refusal = Refusal(
                 f"this is no valid HTTP request: {type(exc).__name__}",
-                status=STATUS.get(type(exc), 400),
+                status=STATUSES.get(type(exc), 400),
             )
         else:
             logger.exception("a fault of the gateway")
             refusal = InternalError(
                 "the gateway failed; this is its own fault, and its log has the details"
             )
-        ident = secrets.token_hex(16)
-        logger.warning("%s: %s", ident, refusal.message)
-        refuse(client, refusal, ident)
+        request_id = secrets.token_hex(16)
+        logger.warning("%s: %s", request_id, refusal.message)
+        refuse(client, refusal, request_id)

@@ -1,4 +1,5 @@
-"""An exchange with a client: the WSGI environment of a request that gunicorn has read, and how the answer to it is written.
+"""WSGI over a client's socket: the environment of a request that gunicorn has read, and its
+response.
 
 gunicorn's own ways of both do more than is needed here, and are a tenth of a plain request's cost.
 """
@@ -16,7 +17,7 @@ from gunicorn import util
 from errors import error_body
 from tcp import linger, send_all
 
-SAME = {
+CONSTANT = {  # what is the same in every environment, see PEP 3333
     "wsgi.version": (1, 0),
     "wsgi.url_scheme": "http",
     "wsgi.errors": sys.stderr,
@@ -27,19 +28,22 @@ SAME = {
     "SCRIPT_NAME": "",
 }
 CHUNKED = "Transfer-Encoding: chunked\r\n"
-FIELDS = re.compile(
-    r"(?:[!#-'*+.^-z|~\w-]+: [\t -~\x80-\xff]*\r\n)*", re.ASCII
-)  # RFC 9110 5.1, 5.5
+CLOSE = "Connection: close\r\n"
+KEEP_ALIVE = "Connection: keep-alive\r\n"
+# Header lines that may be sent: a token, a value without control characters (RFC 9110 5.1, 5.5).
+FIELDS = re.compile(r"(?:[!#-'*+.^-z|~\w-]+: [\t -~\x80-\xff]*\r\n)*", re.ASCII)
 
 
 def environ_of(request, sock, client, server):
-    """The WSGI environment of gunicorn's Request. `client` and `server` are addresses: (host, port, ...)."""
+    """The WSGI environment of gunicorn's Request. `client` and `server`: (host, port, ...)."""
     headers = {}
     for name, value in request.headers:
         name = "HTTP_" + name.replace("-", "_")  # gunicorn refuses names that have "_" already
-        headers[name] = f"{headers[name]},{value}" if name in headers else value
+        if name in headers:
+            value = f"{headers[name]},{value}"
+        headers[name] = value
     return {
-        **SAME,
+        **CONSTANT,
         **headers,
         "wsgi.input": request.body,
         "gunicorn.socket": sock,
@@ -61,31 +65,38 @@ def protocol(request):
 
 
 class Response:
-    """An answer. Its head leaves in one packet with what follows it; an empty item of the app sends the head alone."""
+    """What is written to a client. The head leaves in one packet with what follows it; an empty
+    item of the app sends the head alone.
+
+    begun     the app has given status and headers
+    closes    the connection ends with this response
+    """
 
     def __init__(self, request, sock):
-        self.request, self.sock = request, sock
-        self.head, self.begun = (
-            b"",
-            False,
-        )  # the head, until it is sent; whether the app has said it
-        self.chunked = self.closes = False
+        self.request = request
+        self.sock = sock
+        self.head = b""  # until it is sent
+        self.begun = False
+        self.chunked = False
+        self.closes = False
 
     def start_response(self, status, headers, exc_info=None):
+        """As in WSGI, but for its write(). Raises ValueError for a header that cannot be sent."""
         sized = any(name.lower() == "content-length" for name, _ in headers)
         self.chunked = not sized and self.request.version > (1, 0)
         self.closes = self.request.should_close() or not (sized or self.chunked)
         fields = "".join([f"{name}: {value}\r\n" for name, value in headers])
-        if not FIELDS.fullmatch(fields) or fields.count("\n") != len(
-            headers
-        ):  # a value may hold a good field
+        # Counted too, since a value with a line break in it could look like two good fields.
+        if not FIELDS.fullmatch(fields) or fields.count("\n") != len(headers):
             raise ValueError("a header cannot be sent as it is")
+        if self.chunked:
+            fields = CHUNKED + fields
         head = (
             f"{protocol(self.request)} {status}\r\n{server_fields(int(time()))}"
-            f"Connection: {'close' if self.closes else 'keep-alive'}\r\n"
-            f"{CHUNKED if self.chunked else ''}{fields}\r\n"
+            f"{CLOSE if self.closes else KEEP_ALIVE}{fields}\r\n"
         )
-        self.head, self.begun = head.encode("latin-1"), True
+        self.head = head.encode("latin-1")
+        self.begun = True
 
     def write(self, data):
         if not data:
@@ -94,15 +105,18 @@ class Response:
             self.send(self.frame(data))
 
     def frame(self, data):
-        """A piece of the body as the client gets it. Known once the head is made."""
-        return b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data
+        """A piece of the body as it goes over the socket. Known once the head is made."""
+        if self.chunked:
+            return b"%x\r\n%b\r\n" % (len(data), data)
+        return data
 
     def flush(self):
         if self.head:
             self.send(b"")
 
     def send(self, data):
-        data, self.head = self.head + data, b""
+        data = self.head + data
+        self.head = b""
         send_all(self.sock, data)
 
     def end(self):
@@ -117,12 +131,16 @@ def server_fields(second):
     return f"Server: sparks\r\nDate: {formatdate(second, usegmt=True)}\r\n"
 
 
-def refuse(sock, refusal, ident):
+def refuse(sock, refusal, request_id):
     """Answer what never became a request, and let go of the connection."""
     body = json.dumps(error_body(refusal)).encode()
     head = (
-        f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\nConnection: close\r\n"
-        f"Content-Type: application/json\r\nx-request-id: {ident}\r\nrequest-id: {ident}\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n"
+        f"Connection: close\r\n"
+        f"Content-Type: application/json\r\n"
+        f"x-request-id: {request_id}\r\n"
+        f"request-id: {request_id}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
     )
     try:
         util.write_nonblock(sock, head.encode() + body)

@@ -8,6 +8,7 @@ Source: the gateway's specification, pages 3 and 4; Anthropic's reference of POS
 docs/messages.md lists where this differs from either, and why.
 """
 
+import reasoning
 from dialects.chat import collected
 from dialects.engine import engine_chat, with_count
 from dialects.loose import as_dict
@@ -34,7 +35,8 @@ PASSED = (
 )
 # Numbers of thinking tokens, each with the effort that stands for less of them; from there on: max.
 BUDGETS = ((4096, "low"), (16384, "high"))
-EFFORTS = ("low", "medium", "high", "xhigh", "max")
+# `thinking` says that the model shall not think, so these words are not for effort.
+EFFORTS = tuple(word for word in reasoning.WORDS if word not in ("none", "minimal"))
 LARGEST = 1 << 53  # of tokens; beyond it JSON's numbers are not exact
 
 

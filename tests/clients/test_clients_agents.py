@@ -54,7 +54,7 @@ def test_a_prompt(shared, agent):
 @pytest.mark.parametrize("streamed", [False, True])
 def test_tools_and_reasoning(shared, agent, streamed):
     import agents
-    call = dict(reasoning="I look", tools=[("get_weather", {"city": "Paris"})])
+    call = {"reasoning": "I look", "tools": [("get_weather", {"city": "Paris"})]}
     shared.engine.play(*(chat_chunks(None, **call, usage=True) if streamed else [Json(completion(None, **call))]))
 
     async def run():

@@ -147,9 +147,9 @@ def test_text_stream(shared, client):
 
 def test_async(shared):
     async def run():
-        async with anthropic.AsyncAnthropic(base_url=shared.url, auth_token=shared.key, max_retries=0, timeout=20) as client:
-            async with client.messages.stream(**asked()) as stream:
-                return await stream.get_final_message()
+        sdk = anthropic.AsyncAnthropic(base_url=shared.url, auth_token=shared.key, max_retries=0, timeout=20)
+        async with sdk as client, client.messages.stream(**asked()) as stream:
+            return await stream.get_final_message()
     shared.engine.play(*chat_chunks("Hello there", usage=True))
     assert asyncio.run(run()).content[0].text == "Hello there"
 
@@ -197,9 +197,9 @@ def test_mistakes(client, fields, kind, word, streams):
 
 def test_wrong_key_is_not_tried_again(shared):
     before = shared.gateway.log.count("status=401")
-    with anthropic.Anthropic(base_url=shared.url, api_key="sk-sparks-wrong", max_retries=3) as client:
-        with pytest.raises(anthropic.AuthenticationError) as caught:
-            client.messages.create(**asked())
+    with (anthropic.Anthropic(base_url=shared.url, api_key="sk-sparks-wrong", max_retries=3) as client,
+          pytest.raises(anthropic.AuthenticationError) as caught):
+        client.messages.create(**asked())
     assert caught.value.type == "authentication_error" and shared.gateway.log.count("status=401") == before + 1
 
 
@@ -223,9 +223,8 @@ def test_a_busy_engine_is_tried_again(shared):
 @pytest.mark.parametrize("ending", [[died(), b"data: [DONE]\n\n"], [Close()]], ids=["error event", "cut"])
 def test_failure_in_the_middle(shared, client, ending):
     shared.engine.play(*chat_chunks("Hello there")[:3], *ending)
-    with pytest.raises(anthropic.APIStatusError) as caught:
-        with client.messages.stream(**asked()) as stream:
-            stream.get_final_message()
+    with pytest.raises(anthropic.APIStatusError) as caught, client.messages.stream(**asked()) as stream:
+        stream.get_final_message()
     assert caught.value.body["error"]["type"] == "api_error"
 
 

@@ -147,9 +147,9 @@ def test_the_helper_parses(shared, client):
 
 def test_async(shared):
     async def ask():
-        async with openai.AsyncOpenAI(base_url=shared.url + "/v1", api_key=shared.key, max_retries=0) as client:
-            async with client.responses.stream(model=MODEL, input="Hello") as stream:
-                return await stream.get_final_response()
+        sdk = openai.AsyncOpenAI(base_url=shared.url + "/v1", api_key=shared.key, max_retries=0)
+        async with sdk as client, client.responses.stream(model=MODEL, input="Hello") as stream:
+            return await stream.get_final_response()
     assert asyncio.run(ask()).output_text == "Hello there"
 
 

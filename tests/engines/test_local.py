@@ -133,7 +133,7 @@ def vectors(embedder, *texts, **fields):
 
 
 def alike(one, other):
-    return sum(a * b for a, b in zip(one, other))
+    return sum(a * b for a, b in zip(one, other, strict=True))
 
 
 def test_what_means_the_same_is_near(embedder):

@@ -20,10 +20,7 @@ HEAVY = {"gevent", "requests", "urllib3", "gunicorn", "flask", "peewee"}
 CLOCKS = {"monotonic", "time", "sleep", "now", "utcnow", "perf_counter"}
 
 # `import x as y` where the other name says more than the own one, and why.
-RENAMED = {
-    "dialects/chat.py: dialects.engine.openai_refusal as refusal": "a dialect's part has the interface's name",
-    "front/app.py: http.client.responses as PHRASES": "responses are something else here",
-}
+RENAMED = {}
 # A product's name in a line of the product, and why it may stand there.
 NAMED = {
     "No vLLM at hand?": "a word for people, on the start screen",
@@ -142,8 +139,7 @@ ARROWS = {
     "dialects": {"stream", "reasoning", "engines.kinds"},
     "pages": {"reasoning", "front.routes"},
     "front": {"call", "dialects", "pages", "store", "stream", "loop", "tcp"},
-    "gateway": {"front", "engines", "engines.local", "store", "call", "keys", "admission", "log", "metrics"},
-    "sparks": {"gateway", "front", "store", "log"},
+    "sparks": {"front", "engines", "engines.local", "store", "call", "keys", "admission", "log", "metrics"},
 }
 FREE = {"errors", "settings"}
 COMMAND = "sparks"                                  # what ./run.sh starts

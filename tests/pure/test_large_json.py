@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dialects import messages
 from errors import InvalidRequest
 from front import large_json
-from front.large_json import HEAD, LONG, Skeleton
+from front.large_json import HEAD, LONG, Abridged
 from support.cuts import cuts, however_cut, pieces
 from support.dialect_tables import Fleet
 
@@ -19,7 +19,7 @@ IMAGE = "data:image/png;base64," + "iVBORw0KGgoAAAANSUhEUgAA" * 4000
 
 def fed(*arrived, mark="mark"):
     """A body that arrives in these pieces."""
-    one = Skeleton(mark)
+    one = Abridged(mark)
     for data in arrived:
         one.feed(data)
     return one

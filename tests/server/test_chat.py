@@ -162,7 +162,7 @@ def test_each_event_in_its_own_moment(shared):
     shared.engine.play(chunks[0], chunks[1], Wait(gates[0]), chunks[2], Wait(gates[1]), *chunks[3:])
     answer = shared.client().post(PATH, stream())
     seen = 0
-    for event in answer.events():
+    for _ in answer.events():
         seen += 1
         if seen >= 2 and seen - 2 < len(gates):
             gates[seen - 2].set()

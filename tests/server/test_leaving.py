@@ -2,14 +2,18 @@
 
 The matrix is {where the request was} × {stream, plain} × {how the client left}, for every way in (APIS).
 """
+import ctypes
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from itertools import count
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -44,6 +48,7 @@ MODEL = "GLM-5.3-Flash-EXL3"
 LEAVE = ["close", "reset", "half_close"]
 WORST = {}                                          # (phase, form, leave) -> ms until the engine saw it
 IDS = count()
+SO_ATTACH_FILTER = 26                               # Python has no name for it
 
 
 class Api(NamedTuple):
@@ -527,6 +532,59 @@ def test_a_slow_readers_stream_is_ended_with_whole_chunks(gateway, engine):
     assert error["code"] == "shutting_down" and len(before) > 1
 
 
+# ---- clients that vanish
+
+OPTIONS = """
+import socket
+from front.worker import Worker
+
+handle_request = Worker.handle_request
+names = "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT"
+
+def noted(self, listener, req, sock, addr):
+    on = sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    print("keepalive", on, *(sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names), flush=True)
+    return handle_request(self, listener, req, sock, addr)
+
+Worker.handle_request = noted
+"""
+SOON = "import socket, tcp; tcp.KEEPALIVE = {socket.TCP_KEEPIDLE: 1, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 2}"
+
+
+def test_silent_clients_are_probed(tmp_path, stock):
+    with Engine() as engine, started(engine, tmp_path, stock, OPTIONS) as gateway:
+        assert gateway.client(key=False).get("/healthz").status == 200
+        assert "keepalive 1 60 10 6\n" in gateway.log
+
+
+@pytest.mark.parametrize("where", ["queue", "prefill", "stream"])
+def test_a_client_that_vanishes(tmp_path, stock, where):
+    """No FIN comes, and nothing is acknowledged any more: as with a machine that was switched off."""
+    with Engine() as engine, started(engine, tmp_path, stock, SOON, max_active=1) as gateway:
+        engine.always(lambda request: [*THOUGHT[:3], Hang()] if request.json().get("stream") else [Head(), Hang()])
+        first, connection = gateway.client().open(), gateway.client().open()
+        if where == "queue":
+            first.start("POST", CHAT.path, chat_body(False))
+            wait_until(lambda: gauges(gateway)["sparks_active"] == 1, 3)
+        connection.start("POST", CHAT.path, chat_body(where == "stream"), {"x-request-id": "vanished"})
+        if where == "stream":
+            events = connection.answer().events()
+            next(events), next(events), next(events)
+        held = "sparks_queued" if where == "queue" else "sparks_active"
+        wait_until(lambda: gauges(gateway)[held] == 1, 3)
+        go_deaf(connection.sock)
+        assert row_of(gateway.db, "vanished", 6)["status"] == 499
+        first.close()
+        idle(gateway)
+
+
+def go_deaf(sock):
+    """Have the kernel drop all that comes for a socket, probes too, before TCP sees it: a packet filter of one
+    instruction, `return 0`."""
+    instruction = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+    sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(instruction)))
+
+
 # ---- faults of our own
 
 FAULTY = """
@@ -535,12 +593,13 @@ import stream
 from dialects import chat
 from gevent import getcurrent
 
-read, feed, write, stamp, complete = chat.read, stream.ChatStream.feed, chat.write, app.stamp, app.complete
+read, feed, write = chat.read, stream.ChatStream.feed, chat.write
+headers_of, complete = app.response_headers, app.Front.complete
 faults = {}                                         # greenlet -> what its request shall meet
 
-def faulty_complete(call, dialect, keyring, environ, start_response):
+def faulty_complete(self, call, path, environ, start_response):
     faults[getcurrent()] = environ.get("HTTP_X_FAULT")
-    return complete(call, dialect, keyring, environ, start_response)
+    return complete(self, call, path, environ, start_response)
 
 def faulty_read(body, fleet):
     if faults.get(getcurrent()) == "read":
@@ -557,20 +616,20 @@ def faulty_write(answer, ask):
         raise ZeroDivisionError("a fault in write")
     return write(answer, ask)
 
-def faulty_stamp(call):
-    headers, fault = stamp(call), faults.get(getcurrent())
+def faulty_headers(call):
+    headers, fault = headers_of(call), faults.get(getcurrent())
     if fault == "name":                             # the server refuses it
         return [*headers, ("no good name", "1")]
     if fault == "value":
         return [*headers, ("x-bad", "a\\r\\nb")]
     if fault == "two in one":
         return [*headers, ("x-bad", "a\\r\\nx-worse: b")]
-    if fault == "stamp":
-        raise ZeroDivisionError("a fault in stamp")
+    if fault == "headers":
+        raise ZeroDivisionError("a fault in the headers")
     return headers
 
-app.complete, chat.read, stream.ChatStream.feed = faulty_complete, faulty_read, faulty_feed
-chat.write, app.stamp = faulty_write, faulty_stamp
+app.Front.complete, chat.read, stream.ChatStream.feed = faulty_complete, faulty_read, faulty_feed
+chat.write, app.response_headers = faulty_write, faulty_headers
 """
 
 
@@ -643,7 +702,7 @@ def test_fault_in_write(broken):
     connection.close()
 
 
-@pytest.mark.parametrize("kind", ["name", "value", "two in one", "stamp"])
+@pytest.mark.parametrize("kind", ["name", "value", "two in one", "headers"])
 @pytest.mark.parametrize("streams", [True, False], ids=["stream", "plain"])
 def test_refused_response_header(broken, streams, kind):
     """Such an answer never begins; what its request holds is let go of all the same, and it was no client that left."""

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing, contextmanager
-from itertools import count
+from itertools import count, pairwise
 from types import SimpleNamespace
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
@@ -48,9 +49,10 @@ IDS = count()
 
 def row(n=0, **fields):
     """A row of a request that went well."""
-    given = dict(id=f"request-{n}", key_id=1, model=MODEL, engine="http://127.0.0.1:8000", route=ROUTE,
-                 started=NOON + n, queued_ms=3, first_ms=120, total_ms=2000, status=200, error=None, streamed=True, aborted=False, truncated=False,
-                 prompt_tokens=1000, cached_tokens=600, completion_tokens=50, reasoning_tokens=20)
+    given = {"id": f"request-{n}", "key_id": 1, "model": MODEL, "engine": "http://127.0.0.1:8000", "route": ROUTE,
+             "started": NOON + n, "queued_ms": 3, "first_ms": 120, "total_ms": 2000, "status": 200, "error": None,
+             "streamed": True, "aborted": False, "truncated": False,
+             "prompt_tokens": 1000, "cached_tokens": 600, "completion_tokens": 50, "reasoning_tokens": 20}
     return Row(**{**given, **fields})
 
 
@@ -368,7 +370,7 @@ def test_prune_in_steps(db, book, monkeypatch):
     monkeypatch.setattr(ledger.gevent, "sleep", lambda seconds: pauses.append(len(rows(db))))
     book.prune(NOON - 3 * DAY)
     assert len(rows(db)) == 301 and min(found["started"] for found in rows(db)) == NOON - 3 * DAY
-    assert max(had - has for had, has in zip([1000, *pauses], pauses)) == 100 and days(db) == before
+    assert max(had - has for had, has in zip([1000, *pauses], pauses, strict=False)) == 100 and days(db) == before
 
 
 class Enough(BaseException):
@@ -1067,7 +1069,7 @@ def lock_once(gateway, how):
         with gateway.client().open() as connection:
             answer = connection.post("/v1/chat/completions", body(True, seed=1), {"x-request-id": ident})
             moments = [event.at for event in answer.events() if event.data and event.data != "[DONE]"]
-        gaps.append(max(after - before for before, after in zip(moments, moments[1:])))
+        gaps.append(max(after - before for before, after in pairwise(moments)))
 
     engine.always(steps)
     listeners = [threading.Thread(target=listen, args=[n]) for n in range(4)]

@@ -30,7 +30,7 @@ def test_a_worker_in_the_place_of_another_knows_what_was_reloaded(gateway, engin
         wait_until(lambda: "reload:" in front.log, 5)
         before = front.log.count("Sparks\n")
         os.kill(worker(front), signal.SIGKILL)
-        wait_until(lambda: front.log.count("Sparks\n") > before, 10)
+        wait_until(lambda before=before: front.log.count("Sparks\n") > before, 10)
         front.wait_ready()
         assert ask(front, model="new name").status == status
     assert "max_active must be a whole number" in front.log and "settings of the start" in front.log
@@ -151,8 +151,8 @@ def test_descriptors_that_are_closed(gateway, engine, closed):
 
 
 def test_an_odd_environment(stock, engine, tmp_path):
-    odd = dict(PROMETHEUS_MULTIPROC_DIR="/nonexistent", SCRIPT_NAME="/x", GUNICORN_PID="1", GUNICORN_FD="99",
-               FORWARDED_ALLOW_IPS="proxy", WEB_CONCURRENCY="auto", SENDFILE="x")
+    odd = {"PROMETHEUS_MULTIPROC_DIR": "/nonexistent", "SCRIPT_NAME": "/x", "GUNICORN_PID": "1", "GUNICORN_FD": "99",
+           "FORWARDED_ALLOW_IPS": "proxy", "WEB_CONCURRENCY": "auto", "SENDFILE": "x"}
     os.environ.update(odd)
     try:
         front = Gateway(tmp_path, engine.url, stock)

@@ -108,7 +108,7 @@ def test_multi_turn(shared):
 
 @pytest.mark.parametrize("version", ["vLLM", "llama.cpp"])
 def test_plain_and_stream_say_the_same(shared, version):
-    said_by_both = dict(reasoning="Let me think", tools=[("get_weather", {"location": "Paris"})], usage=True)
+    said_by_both = {"reasoning": "Let me think", "tools": [("get_weather", {"location": "Paris"})], "usage": True}
     if version == "llama.cpp":
         shared.engine.play(*llama_chunks("Well", **said_by_both))
     else:
@@ -299,7 +299,7 @@ def test_slots_are_the_same_ones(hasty, engine):
     assert next(events).comment == "queued 1"
     go.set()
     chat.read_all()
-    assert [event for event in events][-1].name == "response.completed"
+    assert list(events)[-1].name == "response.completed"
 
 
 def test_the_row(shared):

@@ -1,13 +1,18 @@
 """run.sh: what it says, what it sets up and when, what it starts. A stand-in for Python makes the set-up quick."""
 import configparser
+import os
 import re
 import shutil
 import subprocess
+import sys
+import threading
 import time
 
 import pytest
 
+from front import lock
 from support import ROOT
+from support.processes import clean_environment
 
 # Notes what pip is asked to install, and prints what it would start as "PID FILE ARGUMENTS".
 STAND_IN = r"""#!/usr/bin/env bash
@@ -82,7 +87,7 @@ def tree(tmp_path):
 def test_help_needs_no_set_up(tree):
     code, out, err = tree.run("--help")
     assert (code, err) == (0, "")
-    for word in ("./run.sh --local", "keys", "test --vllm", "test --wheels", "sparks.example.toml", "SPARKS_PYTHON"):
+    for word in ("./run.sh --local", "keys", "lint", "test pure", "test --vllm", "test --wheels", "sparks.example.toml", "SPARKS_PYTHON"):
         assert word in out
     assert not tree.venv.exists()
 
@@ -206,7 +211,9 @@ def test_two_at_once_set_up_once(tree):
     ([], "sparks.py"),
     (["--local"], "sparks.py --local"),
     (["keys", "add", "two words"], "keys.py add two words"),
-    (["test"], "-m pytest"),
+    (["test"], "-m pytest -n 2 --dist loadfile --no-loadscope-reorder"),
+    (["test", "pure"], "-m pytest tests/pure"),
+    (["test", "server", "-x"], "-m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/server -x"),
     (["test", "-x", "tests/server/test_run.py"], "-m pytest -x tests/server/test_run.py"),
     (["test", "--vllm"], "-m pytest -m vllm tests/engines/test_vllm.py --run-vllm"),
     (["test", "--wheels"], "wheels.py"),
@@ -217,12 +224,81 @@ def test_it_becomes_what_it_starts(tree, arguments, started):
     assert (code, out.strip()) == (0, f"{process.pid} {started}")
 
 
+def test_lint(tree):
+    code, out, _ = tree.run("lint")
+    assert code == 0 and [line.split(" ", 1)[1] for line in out.splitlines()] == ["-m ruff check", "-m ruff format --check"]
+    assert tree.run("lint", "x")[0] == 2
+
+
 def test_through_a_link(tree):
     link = tree.notes / "sparks"
     link.symlink_to(tree.script)
     tree.script = str(link)
     assert tree.run()[0] == 0
     assert tree.venv.exists()
+
+
+# ---- reload, and the file that says which gateway runs
+
+def reload(**settings):
+    return subprocess.run([sys.executable, "sparks.py", "--reload"], cwd=ROOT, env=clean_environment(**settings), text=True,
+                          stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
+
+
+def test_reload_without_a_gateway_leaves_nothing(tmp_path):
+    (tmp_path / "sparks.toml").touch()
+    done = reload(db=f"sqlite:///{tmp_path}/sparks.db", config=tmp_path / "sparks.toml")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "sparks: no gateway runs here that could reload\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["sparks.toml"]
+
+
+def test_reload_only_reads_the_file(gateway, engine):
+    front = gateway()
+    file = lock.pid_file(front.db)
+    before, text = written(file), file.read_text()
+    done = reload(**front.settings)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"sparks: sparks.toml is in order; gateway {front.pid} reads it now\n"
+    assert (written(file), file.read_text()) == (before, text) and text == str(front.pid)
+    assert lock.holder(front.db) == front.pid
+    front.stop()
+    assert lock.holder(front.db) is None and file.read_text() == text       # it stays, and says nothing any more
+
+
+def written(file):
+    """What changes when a file is written or put in another's place."""
+    found = file.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def test_nobody_holds_what_is_no_file_of_a_gateway(tmp_path):
+    db, file = tmp_path / "sparks.db", lock.pid_file(tmp_path / "sparks.db")
+    assert lock.holder(db) is None                  # nothing there
+    file.write_text("1")
+    assert lock.holder(db) is None                  # what a gateway left that was killed
+    file.unlink()
+    os.mkfifo(file)
+    assert lock.holder(db) is None                  # nor does it wait for somebody to write
+    file.unlink()
+    file.mkdir()
+    assert lock.holder(db) is None
+    assert lock.holder(tmp_path / "nowhere" / "sparks.db") is None
+
+
+def test_whoever_asks_is_in_nobodys_way(tmp_path):
+    db, over = tmp_path / "sparks.db", threading.Event()
+
+    def ask():
+        while not over.is_set():
+            assert lock.holder(db) in (None, os.getpid())
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        for _ in range(200):
+            lock.take(db).close()
+    finally:
+        over.set()
+        thread.join()
 
 
 # ---- the pins

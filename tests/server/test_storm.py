@@ -12,6 +12,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -361,7 +362,7 @@ def crowd(folder, patch):
             finally:
                 over.set()
             assert sum(one.result() for one in crowd) > SLOTS
-        grants = [line.split() for line in open(f"{gateway.db}.grants")]
+        grants = [line.split() for line in Path(f"{gateway.db}.grants").read_text().splitlines()]
         idle(gateway)
     b, = {row["id"] for row in read(gateway.db, "SELECT id FROM key WHERE name = 'b'")}
     return waits, [int(ahead) for key, ahead in grants if int(key) == b]
@@ -460,7 +461,7 @@ def test_no_word_of_a_clients_is_kept(tmp_path, stock):
                                      answer_timeout=1) as gateway:
         answers, bodies = marked_answers(), list(marked_bodies())
         for streamed, plain in answers:
-            engine.always(lambda request: streamed if request.json().get("stream") else plain)
+            engine.always(lambda request, a=streamed, b=plain: a if request.json().get("stream") else b)
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(lambda body: ask_marked(gateway, *body), bodies))
         idle(gateway)

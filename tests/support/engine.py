@@ -40,6 +40,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from contextlib import suppress
 from email.utils import formatdate
 from http import HTTPStatus
 
@@ -905,7 +906,5 @@ def _socket(port):
 
 
 def _hang_up(sock):
-    try:
+    with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass

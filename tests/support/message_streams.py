@@ -32,7 +32,7 @@ def thinks(words):
 
 
 def calls(*pieces):
-    return {"tool_calls": [{name: value for name, value in zip(("index", "id", "function"), piece) if value is not None}
+    return {"tool_calls": [{name: value for name, value in zip(("index", "id", "function"), piece, strict=False) if value is not None}
                            for piece in pieces]}
 
 

@@ -3,6 +3,7 @@
     gauge(gateway, "sparks_active")
 """
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from support.processes import children, wait_until
@@ -18,10 +19,8 @@ def descriptors(gateway):
     folder = Path(f"/proc/{worker(gateway)}/fd")
     found = []
     for file in folder.iterdir():
-        try:
+        with suppress(FileNotFoundError):           # closed in this moment
             found.append(os.readlink(file))
-        except FileNotFoundError:                   # closed in this moment
-            pass
     return sorted(name for name in found if not name.startswith(str(gateway.db)))
 
 

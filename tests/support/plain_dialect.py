@@ -4,14 +4,13 @@
     event: piece        {"kind": "tool" | "finish" | "usage", "value": ...}
     event: end          {}          event: error   {"error": {...}}
 
-`python tests/support/plain_dialect.py` is the gateway with this dialect at POST /v1/plain.
+In the project's folder `python -m tests.support.plain_dialect` is the gateway with this dialect at POST /v1/plain.
 """
 import sys
-from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-    import sparks  # patches everything, so it comes first
+    from gevent import monkey
+    monkey.patch_all()                              # before a module takes sockets and locks
 
 from dialects import chat  # noqa: E402
 from errors import error_body  # noqa: E402
@@ -49,8 +48,8 @@ class PlainStream(PieceStream):
 
 
 if __name__ == "__main__":
-    from front import app, routes
+    import sparks
+    from front.routes import ROUTES, Route
 
-    routes.ROUTES.append(routes.Route("POST", "/v1/plain", "A dialect for tests"))
-    app.DIALECTS["/v1/plain"] = sys.modules[__name__]
+    ROUTES.append(Route("POST", "/v1/plain", "A dialect for tests", sys.modules[__name__]))
     sparks.main()

@@ -14,7 +14,16 @@ create, activate = app.create_app, Gate.activate
 
 def create_app(gateway, *rest):
     made = create(gateway, *rest)
-    made.add_url_rule("/state", "state", lambda: json.dumps(state(gateway)))
+    small_app = made.small_app
+
+    def with_state(environ, start_response):
+        if environ["PATH_INFO"] != "/state":
+            return small_app(environ, start_response)
+        text = json.dumps(state(gateway)).encode()
+        start_response("200 OK", [("Content-Length", str(len(text)))])
+        return [text]
+
+    made.small_app = with_state
     return made
 
 def state(gateway):

@@ -238,7 +238,7 @@ def weights(b):
                 o[FIRST_MODE + n, n] = 1.0 / ones
             k[match, switch] = 4.5                       # drowns out the prompt's mode token
             v[MODES.index("tool2b"), switch] = 1.0
-        for name, tensor in zip("qkvo", (q, k, v, o)):
+        for name, tensor in zip("qkvo", (q, k, v, o), strict=True):
             tensors[f"{prefix}self_attn.{name}_proj.weight"] = tensor
         tensors[prefix + "input_layernorm.weight"] = torch.ones(HIDDEN)
         tensors[prefix + "post_attention_layernorm.weight"] = torch.ones(HIDDEN)
