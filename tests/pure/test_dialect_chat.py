@@ -706,6 +706,7 @@ def test_effort(effort, given, sent):
 def test_a_word_that_is_none():
     error = refused(ask(reasoning_effort="turbo"))
     check_refusal(error, "reasoning_effort", "none, minimal, low, medium, high, xhigh, max")
+    assert json.loads(chat.refusal(error))["error"]["param"] == "reasoning_effort"
 
 
 # ---- anything at all

@@ -46,6 +46,7 @@ def test_prompts():
     prompts = ["a", "", ["a"], [""], ["a", "b"], [1, 2, 3], [0], [[1, 2], [3]], ["a", [1]]]
     assert [payload(prompt=prompt) for prompt in prompts] == [
         {"prompt": prompt, "max_tokens": 16} for prompt in prompts]
+    assert payload(prompt=None, prompt_embeds="x") == {"prompt": None, "prompt_embeds": "x", "max_tokens": 16}
 
 
 NO_PROMPTS = [None, [], 1, True, {}, [None], [True], [1.5], [-1], [1, "a"], [[]], ["a", []], [["a"]],

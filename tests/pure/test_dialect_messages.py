@@ -337,7 +337,9 @@ def test_refs_are_inlined_where_a_template_cannot_follow_them():
 
 ODD_REFS = [
     ({"$ref": "#/nowhere"}, {"$ref": "#/nowhere"}), ({"$ref": "https://x.org/s"}, {"$ref": "https://x.org/s"}),
-    ({"$ref": 5}, {"$ref": 5}),
+    ({"$ref": 5}, {"$ref": 5}), ({"$ref": "#/a/b", "a": 5}, {"$ref": "#/a/b", "a": 5}),
+    ({"anyOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"const": 1}}}, {"anyOf": [{"const": 1}]}),
+    ({"properties": 5, "items": {"$ref": "#/$defs/x"}, "$defs": {"x": {}}}, {"properties": 5, "items": {}}),
     ({"properties": {"next": {"$ref": "#"}}}, {"properties": {"next": {"properties": {"next": {}}}}}),
     ({"a": {"$ref": "#/$defs/x"}, "$defs": {"x": {"$ref": "#/$defs/x"}}}, {"a": {}}),
     # what an instance may be is no schema, whatever it looks like

@@ -216,6 +216,8 @@ def test_turns_of_the_model():
 def test_images():
     parts = [{"type": "input_text", "text": "What?"}, {"type": "input_image", "image_url": PNG, "detail": "low"},
              {"type": "input_image", "image_url": "https://example.net/a.png", "detail": "original"}]
+    asked_as_in_chat = [parts[0], {**parts[1], "image_url": {"url": PNG, "detail": "low"}}, parts[2]]
+    assert messages({"role": "user", "content": asked_as_in_chat}) == messages({"role": "user", "content": parts})
     assert messages({"role": "user", "content": parts}) == [{"role": "user", "content": [
         {"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}},
         {"type": "image_url", "image_url": {"url": "https://example.net/a.png"}}]}]
@@ -305,9 +307,10 @@ def test_tool_choice(subtests):
             assert (out.get("tool_choice"), len(out.get("tools", []))) == (wanted, names)
 
 
-@pytest.mark.parametrize("choice", ["auto", "none", None])
-def test_a_choice_without_tools_is_dropped(choice):
-    assert payload(body_of(tools=[SEARCH], tool_choice=choice)) == {"messages": [user("Hello")]}
+def test_a_choice_without_tools_is_dropped():
+    for choice in ("auto", "none", None):
+        for tool in (SEARCH, {**AGENTS, "tools": [SEARCH]}):
+            assert payload(body_of(tools=[tool], tool_choice=choice)) == {"messages": [user("Hello")]}
 
 
 # ---- what is refused
@@ -648,6 +651,8 @@ TABLE = {
     "a filter": (chat_chunks("Hello", finish="content_filter", usage=FIGURES), {}, [
         *BEGIN, *message_events("Hello", status="incomplete"), response("incomplete", whole_message("Hello", 0, "incomplete"))]),
     "nothing": (chat_chunks("", usage=FIGURES), {}, [*BEGIN, response("completed")]),
+    "an odd end": (chat_chunks("Hello", finish=5, usage=FIGURES), {}, [
+        *BEGIN, *message_events("Hello"), response("completed", whole_message("Hello"))]),
     "a line end before a call": (
         [*chat_chunks(["\n"], reasoning=["Hm"], done=False)[:-1], *called(("A", "get_weather", ["{}"]))], {"tools": [WEATHER]}, [
             *BEGIN, *thought_events("Hm"), *call_events("get_weather", "{}", call_id="A", index=1),
@@ -751,6 +756,12 @@ def test_engines_that_mix_their_calls():
     found = said(chunks)
     assert found[-1] == response("completed", whole_call("f", '{"a":1}', "A"), whole_call("g", "{}", "B", 1))
     check_order(found)
+
+
+def test_more_of_a_call_that_was_whole():
+    chunks = [piece(0, {"name": "f", "arguments": "{}"}, id="A"), piece(1, {"name": "g", "arguments": "{"}, id="B"),
+              piece(0, {"arguments": "x"}), piece(1, {"arguments": "}"}), sse(chunk({}, "tool_calls")), DONE]
+    assert said(chunks)[-1] == response("completed", whole_call("f", "{}", "A"), whole_call("g", "{}", "B", 1))
 
 
 def test_one_id_for_two_calls():

@@ -94,6 +94,10 @@ STREAMS = {
     "an empty object before the arguments": (
         chunks(ROLE, calls((0, "t1", f("f", "{}"))), calls((0, None, f(None, '{"a":1}'))), finish="tool_calls"),
         [*call(0, "t1", "f", r'{"input":"{}{\"a\":1}"}'), ("tool_use",)]),
+    "more of a call behind the next one": (
+        chunks(ROLE, calls((0, "t1", f("f", "{}"))), calls((1, "t2", f("g", "{"))), calls((0, None, f(None, "x"))),
+               calls((1, None, f(None, "}"))), finish="tool_calls"),
+        [*call(0, "t1", "f", "{}"), *call(1, "t2", "g", "{}"), ("tool_use",)]),
     "two calls in one delta": (chunks(ROLE, calls((0, "t1", f("f", "{}")), (1, "t2", f("g", "{}"))), finish="tool_calls"),
                                [*call(0, "t1", "f", "{}"), *call(1, "t2", "g", "{}"), ("tool_use",)]),
     # orangeboyChen/codebuddy2api/pull/11: a block was opened while another one was open
