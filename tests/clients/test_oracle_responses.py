@@ -75,7 +75,7 @@ def test_a_whole_conversation_goes_back(shared, client):
                 for item in answer.output if item.type == "function_call"]
     valid(create(client, history, tools=TOOLS, **SEALED))
     _, turn, *results = shared.engine.requests[-1].json()["messages"]
-    assert (turn["content"], turn["reasoning"]) == ("I look.", "Hm")
+    assert (turn["content"], turn["reasoning_content"]) == ("I look.", "Hm")
     assert [call["function"]["name"] for call in turn["tool_calls"]] == ["get_weather", "get_time"]
     assert [result["tool_call_id"] for result in results] == [call["id"] for call in turn["tool_calls"]]
 
