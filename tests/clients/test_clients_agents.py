@@ -68,7 +68,7 @@ def test_tools_and_reasoning(shared, agent, streamed):
     result = asyncio.run(run())
     assert result.final_output == "Hello there"
     turn, answer = shared.engine.requests[-1].json()["messages"][2:]
-    assert turn["reasoning"] == "I look" and json.loads(turn["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
+    assert turn["reasoning_content"] == "I look" and json.loads(turn["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
     assert (answer["tool_call_id"], answer["content"]) == (turn["tool_calls"][0]["id"], "sunny in Paris")
 
 

@@ -100,7 +100,7 @@ def test_a_turn_with_a_tool(shared, codex):
     assert [item["aggregated_output"] for item in items(events, "command_execution")] == ["marker-42\n"]
     assert [item["text"] for item in items(events, "agent_message")] == ["It is done."]
     turn, result = shared.engine.requests[-1].json()["messages"][-2:]
-    assert turn["reasoning"] == "I look" and "marker-42" in result["content"]      # sealed, and back again
+    assert turn["reasoning_content"] == "I look" and "marker-42" in result["content"]      # sealed, and back again
     assert result["tool_call_id"] == turn["tool_calls"][0]["id"]
 
 

@@ -79,7 +79,7 @@ def test_vercel_runs_tools_and_sends_its_reasoning_back(shared, ask):
     shared.engine.play(Json(completion("It is sunny.")))
     assert node_result(ask("vercel_tools")) == {"text": "It is sunny.", "steps": 2, "results": ["sunny in Paris"]}
     _, turn, answer = shared.engine.requests[-1].json()["messages"]
-    assert (turn["reasoning"], turn["tool_calls"][0]["function"]["name"]) == ("I look", "weather")
+    assert (turn["reasoning_content"], turn["tool_calls"][0]["function"]["name"]) == ("I look", "weather")
     assert answer["tool_call_id"] == turn["tool_calls"][0]["id"] and "sunny in Paris" in answer["content"]
 
 
