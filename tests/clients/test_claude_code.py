@@ -78,7 +78,7 @@ def test_a_turn_with_a_tool(gateway, engine, claude):
     first, second = [request.json() for request in engine.requests if b"note.txt" in request.body][:2]
     assert second["messages"][:len(first["messages"])] == first["messages"] and second["tools"] == first["tools"]
     called, told = second["messages"][len(first["messages"]):][:2]
-    assert (called["content"], called["reasoning"]) == ("Let me look.", "I shall read it")      # it sends the thinking back
+    assert (called["content"], called["reasoning_content"]) == ("Let me look.", "I shall read it")      # it sends the thinking back
     assert json.loads(called["tool_calls"][0]["function"]["arguments"])["command"] == "cat note.txt"
     assert (told["role"], told["content"].strip()) == ("tool", "PINEAPPLE")
     assert {row["status"] for row in rows(front.db, "route LIKE 'POST %'")} == {200}
