@@ -3,9 +3,9 @@ import asyncio
 import math
 import threading
 
+import langchain_openai
 import openai
 import pytest
-from langchain_openai import OpenAI as LangChainOpenAI
 from langchain_openai import OpenAIEmbeddings
 
 from support.engine import (
@@ -130,7 +130,7 @@ def test_completions_fit_the_schema(shared_vectors):
 
 
 def test_langchain_completes(shared_vectors):
-    llm = LangChainOpenAI(base_url=shared_vectors.url + "/v1", api_key=shared_vectors.key, model=MODEL, max_retries=0)
+    llm = langchain_openai.OpenAI(base_url=shared_vectors.url + "/v1", api_key=shared_vectors.key, model=MODEL, max_retries=0)
     assert llm.invoke("Once") == "Hello there" and "".join(llm.stream("Once")) == "Hello there"
 
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import errors
 from dialects import messages
-from dialects.messages import count as messages_count
-from dialects.messages import refusal
+from dialects.messages import count, refusal
 from dialects.messages.events import MessageStream
 from dialects.messages.schema import inlined
 from dialects.messages.usage import usage_of
@@ -381,7 +380,7 @@ FIELDS = {**dict.fromkeys(("model", "system", "stream", "temperature", "top_p", 
 @hypothesis.given(st.fixed_dictionaries({}, optional=FIELDS), st.booleans(), st.sampled_from(["glm", "qwen", "gpt-oss"]))
 def test_any_body_is_sent_on_or_refused(fields, good, effort):
     body = json.dumps({**(ask() if good else {}), **fields}).encode()
-    for dialect in (messages, messages_count):
+    for dialect in (messages, count):
         try:
             one = dialect.read(body, Fleet(effort=effort))
         except Refusal as error:
@@ -413,17 +412,17 @@ def test_what_is_counted():
 
 def test_count_tokens_needs_no_max_tokens():
     body = {"messages": [user("Hello")], "tools": [TOOL]}
-    one = read(body, messages_count)
+    one = read(body, count)
     assert (one.path, one.stream, one.model.id) == (None, None, "glm") and json.loads(b"".join(one.count))["tools"] == [FUNCTION]
-    assert messages_count.write(12, one) == (b'{"input_tokens":12}', None)
-    counted = json.loads(b"".join(read(body, messages_count, effort="gpt-oss").count))
+    assert count.write(12, one) == (b'{"input_tokens":12}', None)
+    counted = json.loads(b"".join(read(body, count, effort="gpt-oss").count))
     assert counted["chat_template_kwargs"] == {"reasoning_effort": "low"}
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://x.org/a.png", "", "//x/y"])
 def test_an_image_that_is_none_is_not_counted_either(url):
     body = ask(user({"type": "image", "source": {"type": "url", "url": url}}))
-    for dialect in (messages, messages_count):
+    for dialect in (messages, count):
         with pytest.raises(Refusal) as caught:
             read(body, dialect)
         assert caught.value.status == 400 and caught.value.param == "messages"

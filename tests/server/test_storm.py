@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-import keys as keys_module
+import keys
 from store.database import open_database
 from support.client import Truncated
 from support.engine import (
@@ -56,9 +56,9 @@ def stock_of(folder, *names):
     db = folder / "stock.db"
     open_database(db)
     try:
-        made = {name: keys_module.add_key(name) for name in names}
+        made = {name: keys.add_key(name) for name in names}
     finally:
-        keys_module.database.close()
+        keys.database.close()
     return db, made
 
 
