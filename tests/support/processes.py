@@ -15,6 +15,7 @@ from support import ROOT
 FIRST_PORT, PORTS_EACH = 20_000, 1_000
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 TURNS = count(os.getpid() * 37)                     # two runs on one machine begin at different places
+CLAIMS = {}                                         # port -> the socket that claims it for this process
 
 
 def clean_environment(**settings):
@@ -29,14 +30,33 @@ def free_port():
     """A port of 127.0.0.1 that nobody has; the same one comes again only after all others of the range."""
     for _ in range(PORTS_EACH):
         port = FIRST_PORT + WORKER % 12 * PORTS_EACH + next(TURNS) % PORTS_EACH
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                sock.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                pass
+        if is_claimed(port) and is_free(port):
+            return port
     raise AssertionError("no port is free")
+
+
+def is_claimed(port):
+    """Whether the port is this process's until it ends: another run of the tests on this machine passes it over. A name
+    in Linux's abstract namespace is a lock that needs no file, and goes with its process."""
+    if port not in CLAIMS:
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0sparks-test-port-{port}")
+        except OSError:
+            claim.close()
+            return False
+        CLAIMS[port] = claim
+    return True
+
+
+def is_free(port):
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def wait_until(true, seconds, process=None, what="something"):
