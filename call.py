@@ -255,15 +255,15 @@ class Call:
             attempt(step)
         if self.answer:
             attempt(self.answer.close, whole)
-        row = self.row(status, error, attempt(self.figures) or {})
+        row = attempt(self.row, status, error, attempt(self.figures) or {})
         if self.ticket:
-            attempt(self.leave, row.tokens)
+            attempt(self.leave, attempt(lambda: row.tokens) or 0)
         try:
-            if self.key:
+            if self.key and row:
                 attempt(self.gateway.ledger.write, row)
         finally:
             self.gateway.live.discard(self)
-        if self.route:
+        if self.route and row:
             for note in self.gateway.notes:
                 attempt(note, row, self.key)
 

@@ -221,6 +221,8 @@ class Commands(click.Group):
     def invoke(self, ctx):
         try:
             return super().invoke(ctx)
+        except UnicodeEncodeError:
+            raise click.ClickException("what was typed is not valid UTF-8") from None
         except peewee.DatabaseError as error:
             raise click.ClickException(f"the database cannot be read or written: {error}") from None
 

@@ -281,7 +281,7 @@ class Fleet:
         if not self.never_probed:
             self.probed.set()
         after = [model.id for model in self.models()]
-        if before != after:
+        if sorted(before) != sorted(after):
             loaded = ", ".join(after) or f"none; no engine answers at {engine.url}"
             logger.warning("models loaded: %s", loaded)
 
@@ -477,10 +477,12 @@ def ids_of(served):
 
 
 def has_usable_id(entry):
-    """Whether an entry has an id that can be written down: JSON may hold half a surrogate pair."""
+    """Whether an entry of an engine's list has an id that can be written down."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
+        return False
     try:
         return bool(entry["id"].encode())
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:  # JSON may hold half a surrogate pair
         return False
 
 

@@ -21,6 +21,7 @@ from collections import defaultdict
 from contextlib import contextmanager
 from functools import cache, partial
 from ipaddress import IPv4Address, ip_address, ip_network
+from time import monotonic
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -33,6 +34,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
 from errors import InvalidRequest, TooLarge
+from loop import give_way
 
 PORTS = {"http": 80, "https": 443}
 REDIRECTS = 3
@@ -41,6 +43,8 @@ TRIES = 3  # addresses of a name
 CONNECT_TIMEOUT = 10  # seconds for one of them
 LONGEST = 8192  # characters of an address
 READ = 65536  # bytes a read
+WORK = 0.005  # seconds after which whoever reads gives way
+ENCODE = 3 << 18  # bytes encoded in one go, without padding between them
 MAX_HEAD = 65536  # bytes, interim heads included
 FRAMED = 6  # bytes on the wire for a byte of an image at most: each may be a chunk of its own
 ENOUGH = 16  # bytes that tell what it is
@@ -272,17 +276,24 @@ def trusted():
 
 
 class Metered(io.RawIOBase):
-    """The bytes of a connection, of which at most `left` more may come."""
+    """The bytes of a connection, of which at most `left` more may come.
+
+    Whoever reads them gives way by time: bytes that wait in the kernel already let nobody else run,
+    and those of tiny chunks cost a thousand times what they weigh.
+    """
 
     def __init__(self, raw, left):
         self.raw = raw
         self.left = left
+        self.since = monotonic()
 
     def readable(self):
         return True
 
     def readinto(self, buffer):
-        gevent.sleep(0)  # bytes that wait in the kernel let nobody else run, no time-out either
+        if monotonic() - self.since > WORK:
+            give_way()
+            self.since = monotonic()
         size = self.raw.readinto(buffer)
         self.left -= size
         if self.left < 0:
@@ -422,9 +433,14 @@ def read(answer, host):
 
 
 def data_url(data, host, hold):
-    text = b64encode(data)
-    hold(len(text) - len(data))
-    return b"data:image/%b;base64,%b" % (format_of(data, host).encode(), text)
+    """An image as the bytes of a data URL, made piece by piece."""
+    parts = [b"data:image/%b;base64," % format_of(data, host).encode()]
+    for at in range(0, len(data), ENCODE):
+        give_way()
+        parts.append(b64encode(data[at : at + ENCODE]))
+    url = b"".join(parts)
+    hold(len(url) - len(data))
+    return url
 
 
 def format_of(data, host):

@@ -67,7 +67,12 @@ def holder(db):
 def tell_to_reload(db):
     """Have the gateway that runs on this database read its settings again. Raises SettingsError."""
     pid = holder(db)
-    if pid is None:
-        raise SettingsError("no gateway runs here that could reload")
-    os.kill(pid, signal.SIGHUP)
+    try:
+        if pid is None:
+            raise ProcessLookupError
+        os.kill(pid, signal.SIGHUP)
+    except (ProcessLookupError, OverflowError):  # or what is written there is nobody's pid
+        raise SettingsError("no gateway runs here that could reload") from None
+    except PermissionError:
+        raise SettingsError(f"gateway {pid} is another user's: reload it as that user") from None
     print(f"sparks: sparks.toml is in order; gateway {pid} reads it now")

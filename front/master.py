@@ -120,8 +120,8 @@ def check_free(bind):
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host.strip("[]"), int(port)))
-        except OSError as error:
-            reason = error.strerror or error
+        except (OSError, UnicodeError, TypeError) as error:  # the last two: what is no host's name
+            reason = getattr(error, "strerror", None) or error
             raise SettingsError(
                 f"cannot listen on {bind}: {reason}; set SPARKS_BIND to another address"
             ) from None

@@ -197,6 +197,8 @@ class Ledger:
         self.lost = 0
         self.troubled = False
         self.logged = {}  # fault -> when it was logged last
+        self.checked = -DAY  # when, by a clock that is never set back
+        self.pruned = -DAY
 
     def write(self, row):
         """Returns when the row is committed, or after PATIENCE if the database does not let it."""
@@ -270,17 +272,24 @@ class Ledger:
 
     def keep_up(self):
         """For ever: commit what waits each second, checkpoint each minute, prune each day."""
-        checked = -DAY  # by a clock that is never set back
-        pruned = -DAY
+        pause = 1
         while True:
-            gevent.sleep(self.pause())
-            self.attempt(self.flush)
-            self.attempt(self.stay_with_the_file)
-            if monotonic() - checked > MINUTE:
-                checked = monotonic()
-                self.attempt(self.checkpoint)
-            if monotonic() - pruned > DAY and self.attempt(self.prune_old):
-                pruned = monotonic()
+            gevent.sleep(pause)
+            try:
+                self.keep_up_once()
+                pause = self.pause()
+            except Exception:  # which only a fault in `attempt` itself can be
+                logger.exception("the ledger's upkeep failed; it goes on")
+
+    def keep_up_once(self):
+        """A round of the upkeep. Its steps don't hinder each other."""
+        self.attempt(self.flush)
+        self.attempt(self.stay_with_the_file)
+        if monotonic() - self.checked > MINUTE:
+            self.checked = monotonic()
+            self.attempt(self.checkpoint)
+        if monotonic() - self.pruned > DAY and self.attempt(self.prune_old):
+            self.pruned = monotonic()
 
     def attempt(self, step):
         """What the step returns, or None if it fails: that is logged, and the caller goes on."""

@@ -26,6 +26,11 @@ call.ClientWatch.stop = lambda self: (stop(self), fails())
 http1.Pool.give = call.tokens_used = fails
 call.Call.bound_writes = call.Call.stop_counting = metrics.Metrics.note = log.RequestLog.note = fails
 """
+NO_ROW_CAN_BE_MADE = """
+from store.ledger import Row
+
+Row.tokens = property(lambda row: 1 / 0)
+"""
 NO_ROW_IS_WRITTEN = """
 from store.ledger import Ledger
 
@@ -42,7 +47,8 @@ def ask(gateway, ident, streams):
     assert answer.status == 200 and (said.endswith(b"data: [DONE]\n\n") if streams else b'"stop"' in said)
 
 
-@pytest.mark.parametrize("patch", [EVERY_STEP_FAILS, NO_ROW_IS_WRITTEN], ids=["every step", "the ledger"])
+@pytest.mark.parametrize("patch", [EVERY_STEP_FAILS, NO_ROW_CAN_BE_MADE, NO_ROW_IS_WRITTEN],
+                         ids=["every step", "the row", "the ledger"])
 def test_a_step_that_fails_keeps_neither_slot_nor_row(stock, tmp_path, patch):
     with Engine() as engine, started(engine, tmp_path, stock, patch, max_active=2) as gateway:
         gateway.traceback_allowed = True
@@ -51,7 +57,7 @@ def test_a_step_that_fails_keeps_neither_slot_nor_row(stock, tmp_path, patch):
             ask(gateway, f"ends-{number}", streams=bool(number % 2))
         idle(gateway)
         found = rows(gateway.db, "id LIKE 'ends-%'")
-        assert [row["status"] for row in found] == ([200] * 6 if patch is EVERY_STEP_FAILS else [])
+        assert [row["status"] for row in found] == ([] if patch is NO_ROW_IS_WRITTEN else [200] * 6)
         assert gateway.log.count("a step of a request's end failed") >= 6
 
 

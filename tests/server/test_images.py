@@ -378,6 +378,42 @@ def test_hostile_servers_are_bounded(server, name):
     wait_until(lambda: not server.threads, 5)        # nothing stays connected
 
 
+def longest_run(work):
+    """What `work` returns or raises, and the longest time of CPU (in seconds) for which nobody else came to run."""
+    runs = [0.0]
+
+    def watch():
+        while True:
+            last = time.thread_time()
+            gevent.sleep(0.001)
+            runs.append(time.thread_time() - last)
+
+    watching = gevent.spawn(watch)
+    gevent.sleep(0.01)
+    try:
+        return work(), max(runs)
+    except Refusal as refusal:
+        return refusal, max(runs)
+    finally:
+        watching.kill()
+
+
+@pytest.mark.parametrize("name", ["quick drips", "trailers for ever", "chunks with long words", "endless"])
+def test_hostile_servers_hold_nobody_up(server, name):
+    steps, kind = HOSTILE[name]
+    url = play(server, *steps)
+    refusal, longest = longest_run(lambda: images.fetch(url, settings(server.host, max_image=20 << 20, image_timeout=0.6)))
+    assert isinstance(refusal, kind) or kind is TooLarge and isinstance(refusal, InvalidRequest)
+    assert longest < 0.05
+
+
+def test_large_images_hold_nobody_up(server):
+    data = PNG + bytes(19 << 20)
+    urls = [play(server, *sends(data), path=f"/{n}") for n in range(3)]
+    found, longest = longest_run(lambda: images.fetch_all(urls, settings(server.host, max_image=20 << 20, image_timeout=20)))
+    assert all(url == url_of(data) for url in found.values()) and len(found) == 3 and longest < 0.05
+
+
 def test_interim_heads(server):
     head = Raw(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")
     assert images.fetch(play(server, head, *sends(PNG)), settings(server.host)) == url_of(PNG)

@@ -135,11 +135,11 @@ def test_names_are_stripped(run):
 
 def test_name_that_is_no_text(db):
     """A shell can hand over bytes that are no UTF-8."""
-    for verb in ("add", "revoke"):
-        done = subprocess.run([sys.executable, "keys.py", verb, b"a\xffb"], cwd=ROOT, capture_output=True, timeout=30,
+    for verb in (["add"], ["revoke"], ["limit"], ["usage"], ["show"], ["log", "--key"], ["log", "--status"]):
+        done = subprocess.run([sys.executable, "keys.py", *verb, b"a\xffb"], cwd=ROOT, capture_output=True, timeout=30,
                               env=clean_environment(db=f"sqlite:///{db}"))
-        assert done.returncode == 1 and done.stdout == b""
-        assert done.stderr.startswith(b"Error: ") and done.stderr.count(b"\n") == 1
+        assert done.returncode == 1 and done.stdout == b"", (verb, done)
+        assert done.stderr.startswith(b"Error: ") and done.stderr.count(b"\n") == 1, (verb, done)
 
 
 # ---- list

@@ -476,6 +476,18 @@ def test_upkeep_logs_a_fault_once_a_minute(book, monkeypatch, caplog, broken):
     assert done.count(broken) == 100 and len(caplog.records) == 2 and "odd" in caplog.text
 
 
+def test_upkeep_survives_a_fault_of_its_own_care(book, monkeypatch, caplog):
+    """Also where telling of a fault fails, or the pause between two rounds."""
+    monkeypatch.setattr(book, "is_news", lambda fault: 1 / 0)
+    monkeypatch.setattr(book, "pause", lambda: 1 / 0)
+    monkeypatch.setattr(book, "flush", lambda: 1 / 0)
+    rounds = at_most(3)
+    monkeypatch.setattr(ledger.gevent, "sleep", rounds)
+    with pytest.raises(Enough):
+        book.keep_up()
+    assert caplog.text.count("the ledger's upkeep failed; it goes on") == 3
+
+
 @pytest.mark.parametrize("where", ["commit", "is_ours", "checkpoint", "time"])
 def test_upkeep_survives_what_its_steps_call(db, monkeypatch, where):
     """Whatever else goes wrong, rows are committed and the write-ahead log does not grow without bound."""

@@ -252,6 +252,21 @@ def test_reload_without_a_gateway_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["sparks.toml"]
 
 
+@pytest.mark.parametrize("pid", ["1" * 30, "dead", ""])
+def test_reload_where_the_lock_outlives_its_master(tmp_path, pid):
+    """A worker whose master was killed holds the lock for some seconds, and the pid is nobody's by then."""
+    (tmp_path / "sparks.toml").touch()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    db = tmp_path / "sparks.db"
+    with lock.take(db) as file:
+        file.truncate(0)
+        file.write(str(gone.pid) if pid == "dead" else pid)
+        file.flush()
+        done = reload(db=f"sqlite:///{db}", config=tmp_path / "sparks.toml")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "sparks: no gateway runs here that could reload\n")
+
+
 def test_reload_only_reads_the_file(gateway, engine):
     front = gateway()
     file = lock.pid_file(front.db)
