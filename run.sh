@@ -15,7 +15,7 @@ Sparks, the front door of a model served by vLLM.
   ./run.sh keys ...        add, list and revoke people's keys; works while the gateway runs
   ./run.sh reload          let the running gateway read sparks.toml again; no stream is dropped
   ./run.sh lint            look for mistakes and for lines out of form (ruff); nothing is changed
-  ./run.sh test            run all tests, two at a time
+  ./run.sh test            run all tests, three at a time
   ./run.sh test pure       run tests/pure alone, some seconds; server, engines, clients likewise
   ./run.sh test [...]      other arguments go to pytest
   ./run.sh test --vllm     run the tests against real vLLM on the CPU (installs it: some minutes, 2.5 GB)
@@ -127,7 +127,8 @@ prepare() {
 
 test_with() {
   # A file's tests stay together: they share a gateway. In the order of the alphabet, long and short files mix.
-  local two=(-n 2 --dist loadfile --no-loadscope-reorder)
+  # Three at a time also on two cores: tests mostly wait.
+  local several=(-n 3 --dist loadfile --no-loadscope-reorder)
   prepare gateway test local
   cd "$home"
   case ${1-} in
@@ -135,9 +136,9 @@ test_with() {
     --soak) SPARKS_SOAK=1 exec "$python" -m pytest tests/server/test_storm.py "${@:2}" ;;
     --clients) prepare clients; exec "$python" -m pytest -m clients --run-clients "${@:2}" ;;
     --vllm) exec "$python" -m pytest -m vllm tests/engines/test_vllm.py --run-vllm "${@:2}" ;;
-    "") exec "$python" -m pytest "${two[@]}" ;;
+    "") exec "$python" -m pytest "${several[@]}" ;;
     pure) exec "$python" -m pytest tests/pure "${@:2}" ;;
-    server | engines | clients) exec "$python" -m pytest "${two[@]}" "tests/$1" "${@:2}" ;;
+    server | engines | clients) exec "$python" -m pytest "${several[@]}" "tests/$1" "${@:2}" ;;
     *) exec "$python" -m pytest "$@" ;;
   esac
 }
