@@ -176,3 +176,11 @@ def test_files_beyond_all_bounds(tmp_path, text):
     done = subprocess.run([sys.executable, "sparks.py"], cwd=ROOT, capture_output=True, text=True, timeout=30,
                           env=clean_environment(config=tmp_path / "sparks.toml"))
     assert done.returncode == 1 and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("host", ["é..x", "a" * 300, "no.such.host.invalid", "256.1.1.1"])
+def test_an_address_that_is_none_is_one_line(gateway, engine, host):
+    front = gateway()
+    done = sparks(front, bind=f"{host}:8080")
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith(f"sparks: cannot listen on {host}:8080: ") and done.stderr.count("\n") == 1
