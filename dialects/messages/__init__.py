@@ -11,6 +11,7 @@ docs/messages.md lists where this differs from either, and why.
 import reasoning
 from dialects.chat import collected
 from dialects.engine import engine_chat, with_count
+from dialects.history import Ignored, Past
 from dialects.loose import as_dict
 from dialects.messages.conversation import read_conversation
 from dialects.messages.errors import invalid, refusal
@@ -43,15 +44,19 @@ LARGEST = 1 << 53  # of tokens; beyond it JSON's numbers are not exact
 def read(body, fleet):
     """A request's body (bytes) as an Ask. Raises Refusal."""
     request = parse(body)
-    payload, model, thinks = read_prompt(request, fleet)
+    ignored = Ignored()
+    payload, model, thinks = read_prompt(request, fleet, ignored)
     payload["max_tokens"] = read_max_tokens(request, model.context)
     read_sampling(request, payload)
     model_name = request.get("model") or model.id
     if not typed(request, "stream", bool, "true or false"):
-        return engine_chat(payload, fleet, model_name=model_name, thinks=thinks)
-    payload["stream"] = True
-    ask = engine_chat(payload, fleet, lambda names: MessageStream(model_name, thinks))
-    return with_count(ask, payload)
+        ask = engine_chat(payload, fleet, model_name=model_name, thinks=thinks)
+    else:
+        payload["stream"] = True
+        ask = engine_chat(payload, fleet, lambda names: MessageStream(model_name, thinks))
+        with_count(ask, payload)
+    ask.ignored = ignored.header
+    return ask
 
 
 def write(answer, ask):
@@ -83,8 +88,11 @@ def write(answer, ask):
 # ---- the prompt
 
 
-def read_prompt(request, fleet):
-    """(payload, model, whether it thinks): all that the chat template sees."""
+def read_prompt(request, fleet, ignored):
+    """(payload, model, whether it thinks): all that the chat template sees.
+
+    ignored  history.Ignored, which gets the names of what is left out
+    """
     typed(request, "model", str, "a text")
     payload = {"model": request.get("model")}
     for name in PASSED:
@@ -94,8 +102,9 @@ def read_prompt(request, fleet):
     if messages is None:
         raise InvalidRequest("messages: Field required", "messages")
     model = fleet.find(payload["model"])
-    payload["messages"] = read_conversation(request.get("system"), messages, model.effort)
-    read_tools(request, payload, model.effort)
+    past = Past(ignored)
+    payload["messages"] = read_conversation(request.get("system"), messages, model.effort, past)
+    read_tools(request, payload, model.effort, ignored)
     return payload, model, read_thinking(request, payload, model)
 
 
