@@ -105,7 +105,8 @@ class Past:
 
     def read_file(self, value, where):
         """A file's text, or a text in its place."""
-        name = value.get("title") or value.get("filename")
+        inner = as_dict(value.get("file"))  # in a chat
+        name = value.get("title") or value.get("filename") or inner.get("filename")
         label = value["type"]
         if isinstance(name, str):
             label += " " + dumps(name[:LONGEST]).decode()

@@ -19,7 +19,7 @@ from dialects.messages.events import MessageStream
 from dialects.messages.message import content_blocks, message_id, stop_of
 from dialects.messages.tools import read_tools
 from dialects.messages.usage import usage_of
-from dialects.read import parse, typed
+from dialects.read import parse, typed, whole
 from errors import InvalidRequest
 from stream import dumps, required_choices
 
@@ -34,8 +34,6 @@ PASSED = (
     "repetition_penalty",
     "chat_template_kwargs",
 )
-# Numbers of thinking tokens, each with the effort that stands for less of them; from there on: max.
-BUDGETS = ((4096, "low"), (16384, "high"))
 # `thinking` says that the model shall not think, so these words are not for effort.
 EFFORTS = tuple(word for word in reasoning.WORDS if word not in ("none", "minimal"))
 LARGEST = 1 << 53  # of tokens; beyond it JSON's numbers are not exact
@@ -130,10 +128,11 @@ def read_thinking(request, payload, model):
 
 def read_budget(budget, payload, model):
     """The effort for a number of thinking tokens. An engine that counts them gets these too."""
+    budget = whole(budget)
     check_tokens(budget, "thinking.budget_tokens")
     if model.engine_kind.thinking_budget:
         payload[model.engine_kind.thinking_budget] = budget
-    return next((effort for limit, effort in BUDGETS if budget < limit), "max")
+    return reasoning.effort_for(budget)
 
 
 def read_format(form, payload):

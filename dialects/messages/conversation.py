@@ -54,9 +54,15 @@ def read_conversation(system, messages, effort, past):
     late_role = "system" if effort in LATE_SYSTEM else "user"
     out = read_system(system, past)
     answered = answered_up_to(messages)
+    blocks = Blocks(past)
+    asked = []
     for number, message in enumerate(messages):
-        is_asked = number >= answered and not holds_result(message)
-        out += read_message(message, f"messages.{number}", late_role, Blocks(past, is_asked))
+        blocks.asked = number >= answered and not holds_result(message)
+        made = read_message(message, f"messages.{number}", late_role, blocks)
+        out += made
+        asked += made if number >= answered else ()
+    if blocks.unread and not any(message["content"] for message in asked):
+        raise blocks.unread  # nothing else is asked
     log_broken_inputs(messages)
     return out
 
@@ -92,7 +98,7 @@ def read_system(system, past):
     """The system prompt without a billing line, which would keep it out of the engine's cache."""
     if system is None:
         return []
-    texts = texts_of(system, "system", Blocks(past))
+    texts = texts_of(system, "system", Blocks(past, strict=True))
     if texts:
         texts[0] = BILLING.sub("", texts[0])
     return said("system", lines(texts))
@@ -142,13 +148,17 @@ def texts_of(content, where, blocks):
 class Blocks:
     """Reads content as blocks of known types.
 
-    past   history.Past
-    asked  whether the model is asked about them now
+    past    history.Past
+    strict  whether other blocks are refused: these are no history
+    asked   whether the model is asked about them now
+    unread  the Refusal of a block that was left out though it is asked about, or None
     """
 
-    def __init__(self, past, asked=False):
+    def __init__(self, past, strict=False):
         self.past = past
-        self.asked = asked
+        self.strict = strict
+        self.asked = False
+        self.unread = None
 
     def read(self, content, where, known):
         """Content as a list of blocks, each with the fields of its type."""
@@ -175,11 +185,14 @@ class Blocks:
             return block
         if kind in TOOL_CHANGES:
             return {"type": "text", "text": ""}
+        remedy = REMEDIES.get(kind, f"there are {', '.join(known)}")
+        error = invalid(where, f"a block of type {kind[:40]!r} is not supported here; {remedy}")
         unread = self.asked and kind in REMEDIES and not document_texts(block)
-        if unread or kind in HERE:
-            remedy = REMEDIES.get(kind, f"there are {', '.join(known)}")
-            raise invalid(where, f"a block of type {kind!r} is not supported here; {remedy}")
+        if unread or self.strict or kind in HERE:
+            raise error
         text = self.past.read(block, where, block.get("tool_use_id"))
+        if self.asked and not text:
+            self.unread = self.unread or error
         return {"type": "text", "text": text, "found": True}
 
 

@@ -76,6 +76,11 @@ class Tools:
     """
 
     def __init__(self, given, bare, ignored):
+        """
+        given    the client's tools
+        bare     the template knows no $ref
+        ignored  history.Ignored
+        """
         self.bare = bare
         self.ignored = ignored
         self.declared = {}
@@ -129,6 +134,7 @@ def changes_in(messages):
 
 
 def changes_among(blocks, where):
+    """Those in the content of a message."""
     for number, block in enumerate(map(as_dict, as_list(blocks))):
         kind = block.get("type")
         here = f"{where}.{number}"

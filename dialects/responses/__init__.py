@@ -97,8 +97,8 @@ class Responses:
             **box.fields,
             **chat_fields(payload, include),
         }
-        if reasoning["effort"] is not None:
-            chat["reasoning"] = {"effort": reasoning["effort"]}
+        if payload.get("reasoning"):
+            chat["reasoning"] = payload["reasoning"]
         echo = echo_of(payload, box, reasoning)
         stream = ResponseStream(self.new_token(), self.options(box, reasoning, include, chat))
         passed = passed_on(payload, chat)

@@ -5,6 +5,8 @@ Items come one by one: thoughts, words and tool calls of one turn of the model m
 Source: OpenAI's published schema (github.com/openai/openai-openapi), InputItem.
 """
 
+import re
+
 from dialects.history import LONGEST, Past, in_json
 from dialects.loose import as_dict
 from dialects.read import mended, typed
@@ -32,6 +34,7 @@ REFUSED = {  # where the model is asked about it
 TOOL_CALLS = {"function_call": "function", "custom_tool_call": "custom"}  # -> type of the tool
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
 SHELL = "local_shell_call"  # a call whose result Codex gives as a function's
+CIPHER = re.compile(r"[A-Za-z0-9+/_=-]{40,}+")
 AGENTS = {"author": "from", "recipient": "to"}  # fields of an agent's message
 # What says nothing to a model, though it has fields that elsewhere hold texts.
 TRACES = ("image_generation_call", "mcp_list_tools")
@@ -60,7 +63,8 @@ def messages_of(payload, box, decrypt, ignored):
     reader = Reader(box, decrypt, typed(payload, "instructions", str, "a text"), Past(ignored))
     answered = answered_up_to(given)
     for at, item in enumerate(given):
-        reader.parts.asked = at >= answered
+        if at == answered:
+            reader.begin_asking()
         reader.read(item, f"input[{at}]")
     if as_dict(given[-1]).get("type") == TRIGGER:
         raise invalid(
@@ -91,23 +95,26 @@ class Reader:
     shown   parts of the user message that follows the last result of a turn: what tools show
     past    history.Past
     parts   Parts
+    answered how many messages there were before those that ask the model
     """
 
     def __init__(self, box, decrypt, instructions, past):
+        """box and decrypt: see `messages_of`"""
         self.engine_names = {tool: name for name, tool in box.names.items()}
         self.decrypt = decrypt
         self.past = past
-        self.parts = Parts(past)
+        self.parts = Parts(past, self.read_sealed)
         self.front = [instructions] if instructions else []
         self.messages = []
         self.turn = None
         self.waiting = set()
         self.shown = []
+        self.answered = 0
 
     def read(self, item, where):
         """Add an item."""
         kind = type_of(item, where)
-        if kind == "local_shell_call_output" and item.get("call_id") in self.waiting:
+        if kind == f"{SHELL}_output" and item.get("call_id"):
             kind = "function_call_output"
         if kind == "message" or kind not in OUTPUTS and not self.waiting:
             self.show()
@@ -126,9 +133,18 @@ class Reader:
         elif kind not in BRINGS_TOOLS:  # the tools have been read
             self.read_other({**item, "type": kind}, where)
 
+    def begin_asking(self):
+        """From here on come the messages that ask the model."""
+        self.show()
+        self.parts.asked = True
+        self.answered = len(self.messages)
+
     def end(self):
         """All messages."""
         self.show()
+        asked = self.messages[self.answered :]
+        if self.parts.unread and not any(message["content"] for message in asked):
+            raise self.parts.unread  # nothing else is asked
         if self.front:
             return [{"role": "system", "content": "\n\n".join(self.front)}, *self.messages]
         if not self.messages:
@@ -269,16 +285,31 @@ class Reader:
             self.add({"role": "user", "content": content})
             self.shown = []
 
+    def decrypted(self, token):
+        """The text of what was encrypted here, or None."""
+        if self.decrypt and isinstance(token, str) and token:
+            return self.decrypt(token)
+        return None
+
+    def read_sealed(self, token):
+        """The text of an encrypted_content in a message of an agent, or None.
+
+        OpenAI's models encrypt what they tell another agent, and Codex passes it on under this
+        name. The models here do not: it is plain text.
+        """
+        text = self.decrypted(token)
+        if text is None and isinstance(token, str) and not CIPHER.fullmatch(token):
+            return token
+        return text
+
     def reasoning_of(self, item, where):
         """The text of a reasoning item: as it was encrypted here, else in the clear.
 
         What somebody else has encrypted, nobody here can read: it counts as absent.
         """
-        encrypted = item.get("encrypted_content")
-        if self.decrypt and isinstance(encrypted, str) and encrypted:
-            text = self.decrypt(encrypted)
-            if text is not None:
-                return text
+        text = self.decrypted(item.get("encrypted_content"))
+        if text is not None:
+            return text
         for name in ("content", "summary"):
             parts = item.get(name)
             if parts:
@@ -317,13 +348,17 @@ def reference(item, where):
 class Parts:
     """Reads contents as the parts of a chat: texts and images.
 
-    past   history.Past
-    asked  whether the model is asked about them now
+    past    history.Past
+    unseal  gives the text of an encrypted_content, or None
+    asked   whether the model is asked about them now
+    unread  the Refusal of a part that was left out though it is asked about, or None
     """
 
-    def __init__(self, past):
+    def __init__(self, past, unseal):
         self.past = past
+        self.unseal = unseal
         self.asked = False
+        self.unread = None
 
     def read(self, content, where):
         """A content, a text or a list, or None, as a list of parts."""
@@ -346,8 +381,16 @@ class Parts:
         if kind in IMAGES:
             return self.read_image(part, where)
         if kind not in TEXTS:
-            found = self.past.read(part, where)
-            return {"type": "text", "text": found} if found else None
+            found = None
+            if kind == "encrypted_content":
+                found = self.unseal(part.get(kind))
+            found = found or self.past.read(part, where)
+            if found:
+                return {"type": "text", "text": found}
+            if self.asked and not self.unread:
+                remedy = "use input_text, output_text or input_image"
+                self.unread = invalid(f"{where}.type", f"{kind[:60]!r} is unknown: {remedy}")
+            return None
         text = part.get(TEXTS[kind])
         if not isinstance(text, str):
             raise invalid(f"{where}.{TEXTS[kind]}", "must be a text")
