@@ -9,8 +9,8 @@
     refusal(error) -> bytes
         The client's body for a Refusal. `read` and `write` raise them.
 
-Dialects share read.py, which reads a body, engine.py, which makes the engine's request, and
-sampling.py. The answer's way back is stream.py.
+Dialects share read.py, which reads a body, engine.py, which makes the engine's request,
+history.py, which reads what has no form here, and sampling.py. The answer's way back is stream.py.
 """
 
 from dataclasses import dataclass, field

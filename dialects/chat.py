@@ -200,6 +200,8 @@ def read_tool_calls(message, where):
         raise bad(f"{where}.tool_calls", "must be a list")
     for at, tool_call in enumerate(tool_calls):
         here = f"{where}.tool_calls[{at}]"
+        if isinstance(tool_call, dict) and object_in(tool_call, "custom").get("name"):
+            tool_call = tool_calls[at] = as_function(tool_call)
         function = object_in(tool_call, "function") if isinstance(tool_call, dict) else {}
         if not isinstance(function.get("name"), str):
             raise bad(here, "must hold a function with a name")
@@ -207,6 +209,13 @@ def read_tool_calls(message, where):
             function["arguments"] = mended(function.get("arguments"))
         except RecursionError:
             raise bad(here, "has arguments that are nested too deeply") from None
+
+
+def as_function(tool_call):
+    """A call of a custom tool, which takes any text, as a function's."""
+    custom = tool_call["custom"]
+    function = {"name": custom["name"], "arguments": {"input": custom.get("input") or ""}}
+    return {"id": tool_call.get("id"), "type": "function", "function": function}
 
 
 # ---- the other fields

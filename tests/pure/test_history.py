@@ -226,6 +226,13 @@ def test_earlier_parts_of_a_chat():
     assert one.ignored == "messages[0].content[1] file, messages[1].content[0] odd"
 
 
+def test_a_call_of_a_custom_tool_in_a_chat():
+    call = {"id": "A", "type": "custom", "custom": {"name": "patch", "input": "a\nb"}}
+    one = chat.read(json.dumps({"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}).encode(), Fleet())
+    assert sent(one)["messages"][0]["tool_calls"] == [
+        {"id": "A", "type": "function", "function": {"name": "patch", "arguments": '{"input":"a\\nb"}'}}]
+
+
 # ---- whatever comes next
 
 KNOWN = {"message", "function_call", "custom_tool_call", "function_call_output", "custom_tool_call_output", "reasoning", "", "tool_use",
