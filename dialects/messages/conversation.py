@@ -180,20 +180,26 @@ class Blocks:
             self.past.remember(block, block.get("id"))
         if kind == "redacted_thinking":
             self.past.ignored.add(where, kind)
-        if kind in known:
+        if kind in known and not self.is_lost(block):
             check_block(block, kind, where)
             return block
-        if kind in TOOL_CHANGES:
+        if kind in TOOL_CHANGES and not self.strict:
             return {"type": "text", "text": ""}
         remedy = REMEDIES.get(kind, f"there are {', '.join(known)}")
         error = invalid(where, f"a block of type {kind[:40]!r} is not supported here; {remedy}")
         unread = self.asked and kind in REMEDIES and not document_texts(block)
-        if unread or self.strict or kind in HERE:
+        if unread or self.strict or kind in HERE and kind not in known:
             raise error
         text = self.past.read(block, where, block.get("tool_use_id"))
         if self.asked and not text:
             self.unread = self.unread or error
         return {"type": "text", "text": text, "found": True}
+
+    def is_lost(self, block):
+        """Whether it is an earlier image that somebody else has stored."""
+        if block["type"] != "image" or self.asked:
+            return False
+        return as_dict(block.get("source")).get("type") not in ("base64", "url")
 
 
 def check_block(block, kind, where):

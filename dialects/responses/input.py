@@ -163,6 +163,8 @@ class Reader:
             raise invalid(f"{where}.role", f"must be one of {', '.join(ROLES)}")
         parts = self.parts.read(item.get("content", MISSING), f"{where}.content")
         only_text = all(part["type"] == "text" for part in parts)
+        if not only_text and role != "user":
+            self.past.ignored.add(f"{where}.content", "image")
         if role == "user":
             content = parts
             if only_text and len(parts) <= 1:
@@ -173,8 +175,6 @@ class Reader:
                 f"{where}.content", f"holds an image, which a message of the role {role} cannot"
             )
         elif role == "assistant":
-            if not only_text:
-                self.past.ignored.add(f"{where}.content", "image")
             self.new_turn_after_answer()
             self.own_turn()["content"] += text_in(parts, "")
         elif self.messages or self.turn:  # later ones stay where they stand
@@ -397,11 +397,14 @@ class Parts:
         return {"type": "text", "text": text}
 
     def read_image(self, part, where):
-        """An image, or None for an earlier one that somebody else has stored."""
-        if not self.asked and part.get("image_url") is None:
+        """An image, or None for an earlier one that nobody here can read."""
+        try:
+            return image_part(part, where)
+        except InvalidRequest:
+            if self.asked:
+                raise
             self.past.ignored.add(where, part["type"])
             return None
-        return image_part(part, where)
 
 
 def image_part(part, where):

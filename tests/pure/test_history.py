@@ -9,6 +9,7 @@ from dialects import chat, messages
 from dialects.history import MOST_BYTES, MOST_NAMED, Ignored
 from dialects.messages import count
 from dialects.responses import Responses
+from errors import InvalidRequest
 from support.dialect_tables import JSON, Fleet, sent
 from support.messages import assistant, result, text, use, user
 
@@ -81,8 +82,22 @@ def test_files_are_refused_only_where_the_model_is_asked_about_them():
     assert one.ignored == "messages.0.content.1 document"
     tool = read_messages(user("a"), assistant(use("t", "f", {})), user(result("t", PDF), PDF))
     assert [message["role"] for message in sent(tool)["messages"]] == ["user", "assistant", "tool", "user"]
-    with pytest.raises(Exception, match="images of its pages"):
+    with pytest.raises(InvalidRequest, match="images of its pages"):
         read_messages(user("a"), assistant(text("b")), user(text("what?"), PDF))
+
+
+def test_images_that_others_have_stored_are_refused_only_there_too():
+    stored = {"type": "image", "source": {"type": "file", "file_id": "f"}}
+    one = read_messages(user(stored), assistant(use("t", "f", {})), user(result("t", text("a"), stored), text("b")))
+    assert sent(one)["messages"][2]["content"] == "a"
+    assert one.ignored == "messages.0.content.0 image, messages.2.content.0.content.1 image"
+    image = {"type": "input_image", "file_id": "f"}
+    item = read_items({"role": "user", "content": [image]}, {"type": "function_call_output", "call_id": "A", "output": [image]},
+                      {"role": "user", "content": "b"})
+    assert item.ignored == "input[0].content[0] input_image, input[1].output[0] input_image"
+    for refused in (lambda: read_messages(user(stored)), lambda: read_items({"role": "user", "content": [image]})):
+        with pytest.raises(InvalidRequest):
+            refused()
 
 
 def test_content_may_be_null():
