@@ -97,7 +97,7 @@ class Past:
             return ""
         call = value
         if isinstance(call_id, str):
-            call = self.calls.get(call_id, value)
+            call = self.calls.pop(call_id, value)  # told once: it may be large, and results many
         label = kind[:LONGEST] + told(call)
         if value.get("is_error") is True:
             label += ", an error"

@@ -1,5 +1,6 @@
 """What a client sends of the past: any of it is read, or left out and named, in every API that takes a conversation."""
 import json
+import time
 
 import hypothesis
 import pytest
@@ -274,6 +275,14 @@ def test_no_type_is_refused_for_being_new(new):
     ]
     for one in places:
         assert one.ignored.isascii() and one.ignored.isprintable() and len(one.ignored) < MOST_BYTES + 40
+
+
+def test_many_results_of_one_large_call_take_no_longer_than_others():
+    large = {"type": "server_tool_use", "id": "s1", "name": "f", "input": {str(n): n for n in range(100_000)}}
+    results = [{"type": "x_tool_result", "tool_use_id": "s1", "content": "a"}] * 2000
+    started = time.process_time()
+    read_messages(user("a"), assistant(large, *results), user("b"))
+    assert time.process_time() - started < 2
 
 
 def test_a_deep_item_is_no_fault_of_ours():
