@@ -7,10 +7,13 @@ mend what clients get wrong.
 Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v1/chat/completions.
 """
 
+from functools import partial
+
 import reasoning
 from dialects import sampling
 from dialects.engine import engine_chat, is_address
-from dialects.loose import arguments_text
+from dialects.history import Ignored, Past
+from dialects.loose import arguments_text, as_dict
 from dialects.read import choices_asked, mended, parse, read_stream, typed
 from errors import InvalidRequest, error_body
 from stream import (
@@ -46,12 +49,13 @@ FETCHED = {
     "video_url": ": addresses are not fetched here",
     "audio_url": ": addresses are not fetched here",
 }
-REFUSED = {
+REFUSED = {  # where the model is asked about it
     "input_audio": "audio is not supported; send text or images",
     "file": "files are not supported; send their text, or images of their pages",
 }
 # Beside OpenAI's types of parts: what some engines know too.
 PASSED = ("refusal", "thinking", "image_embeds", "audio_embeds", "tool_reference")
+KNOWN = {*TEXTS, *MEDIA, *PASSED}
 # Fields of a message that some engines give as null, which OpenAI's schema forbids.
 NEVER_NULL = ("annotations", "function_call", "audio", "tool_calls")
 
@@ -61,14 +65,18 @@ def read(body, fleet):
     payload = parse(body)
     streams, usage = read_stream(payload)
     typed(payload, "model", str, "a text")
-    read_messages(payload)
+    past = Past(Ignored())
+    read_messages(payload, past)
     read_tools(payload)
     sampling.read_lengths(payload)
     sampling.read_format(payload)
-    if not streams:
-        return engine_chat(payload, fleet)
-    n = choices_asked(payload.get("n"))
-    return engine_chat(payload, fleet, lambda names: ChatStream(names, usage, n))
+    make_stream = None
+    if streams:
+        n = choices_asked(payload.get("n"))
+        make_stream = partial(ChatStream, usage=usage, n=n)
+    ask = engine_chat(payload, fleet, make_stream)
+    ask.ignored = past.ignored.header
+    return ask
 
 
 # ---- messages
@@ -78,8 +86,11 @@ def bad(where, problem):
     return InvalidRequest(f"{where} {problem}", "messages")
 
 
-def read_messages(payload):
-    """Check the messages, and bring them into the form that engines take, in place."""
+def read_messages(payload, past):
+    """Check the messages, and bring them into the form that engines take, in place.
+
+    past  history.Past
+    """
     messages = payload.get("messages")
     if messages is None:
         raise InvalidRequest(
@@ -88,12 +99,24 @@ def read_messages(payload):
         )
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list with at least one message", "messages")
+    answered = answered_up_to(messages)
     for at, message in enumerate(messages):
-        read_message(message, f"messages[{at}]")
+        read_message(message, f"messages[{at}]", past if at < answered else None)
 
 
-def read_message(message, where):
-    """Check one, and bring it into the form that engines take, in place."""
+def answered_up_to(messages):
+    """How many messages there are up to the last that does not ask the model."""
+    for number in range(len(messages), 0, -1):
+        if as_dict(messages[number - 1]).get("role") in ("assistant", "tool", "function"):
+            return number
+    return 0
+
+
+def read_message(message, where, past):
+    """Check one, and bring it into the form that engines take, in place.
+
+    past  history.Past, or None for one that asks the model
+    """
     if not isinstance(message, dict):
         raise bad(where, "must be an object with role and content")
     role = message.get("role")
@@ -102,16 +125,17 @@ def read_message(message, where):
     message["role"] = ROLES[role]
     content = message.get("content")
     if isinstance(content, list):
-        message["content"] = [
-            read_part(part, f"{where}.content[{at}]") for at, part in enumerate(content)
-        ]
+        parts = [read_part(part, f"{where}.content[{at}]", past) for at, part in enumerate(content)]
+        message["content"] = [part for part in parts if part is not None]
+        if content and not message["content"]:
+            message["content"] = ""
     elif content is not None and not isinstance(content, str):
         raise bad(f"{where}.content", "must be a text or a list of parts")
     read_tool_calls(message, where)
 
 
-def read_part(part, where):
-    """A content part as the engine takes it.
+def read_part(part, where, past):
+    """A content part as the engine takes it; None for an earlier one that is left out.
 
     The fields of other media are left out: beside a `uuid` some engines go by such a field,
     whatever the type says, and would fetch the address in it.
@@ -123,6 +147,9 @@ def read_part(part, where):
     kind = part.get("type")
     if not isinstance(kind, str):
         raise bad(f"{where}.type", "is missing: text or image_url, for example")
+    if past and (kind in REFUSED or kind not in KNOWN):
+        text = past.read(part, where)
+        return {"type": "text", "text": text} if text else None
     if kind in REFUSED:
         raise bad(where, f"is {kind}: {REFUSED[kind]}")
     part = {
@@ -173,6 +200,8 @@ def read_tool_calls(message, where):
         raise bad(f"{where}.tool_calls", "must be a list")
     for at, tool_call in enumerate(tool_calls):
         here = f"{where}.tool_calls[{at}]"
+        if isinstance(tool_call, dict) and object_in(tool_call, "custom").get("name"):
+            tool_call = tool_calls[at] = as_function(tool_call)
         function = object_in(tool_call, "function") if isinstance(tool_call, dict) else {}
         if not isinstance(function.get("name"), str):
             raise bad(here, "must hold a function with a name")
@@ -180,6 +209,13 @@ def read_tool_calls(message, where):
             function["arguments"] = mended(function.get("arguments"))
         except RecursionError:
             raise bad(here, "has arguments that are nested too deeply") from None
+
+
+def as_function(tool_call):
+    """A call of a custom tool, which takes any text, as a function's."""
+    custom = tool_call["custom"]
+    function = {"name": custom["name"], "arguments": {"input": custom.get("input") or ""}}
+    return {"id": tool_call.get("id"), "type": "function", "function": function}
 
 
 # ---- the other fields

@@ -49,7 +49,7 @@ def fit_to_model(payload, fleet):
     """Put the engine's own words, and what is particular about the model, into a chat (changed in
     place). Returns the Model. Raises Refusal."""
     model = model_for(fleet, payload.get("model"), "chat")
-    reasoning.translate(payload, model.effort)
+    reasoning.translate(payload, model.effort, model.engine_kind.thinking_budget)
     sampling.fill_in(payload, model.sampling)
     messages = payload["messages"]
     instructed = any(message.get("role") in ("system", "developer") for message in messages)

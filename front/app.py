@@ -108,12 +108,18 @@ def serve(call, dialect):
     if ask.stream is not None:
         events = relay(call, ask)
         first = next(events)  # a Refusal here is still an HTTP status
-        return STREAM_HEADERS, chain([first], events)
+        return STREAM_HEADERS + ignored_header(ask), chain([first], events)
     if ask.path:
         body = answer_whole(call, ask, dialect.write)
     else:
         body, _ = dialect.write(count_prompt(call, ask), ask)
-    return [JSON, ("Content-Length", str(len(body)))], pieces(body)
+    headers = [JSON, ("Content-Length", str(len(body)))]
+    return headers + ignored_header(ask), pieces(body)
+
+
+def ignored_header(ask):
+    """What was left out of a request is said here: nothing is dropped in silence."""
+    return [("x-sparks-ignored", ask.ignored)] if ask.ignored else []
 
 
 def whole_echo(parts):

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from support import SUPPORT
-from support.engine import DONE, Head, chat_chunks, died, refusal
+from support.engine import DONE, Head, Pause, chat_chunks, died, refusal
 from support.node import npm_packages
 from support.processes import clean_environment
 from support.responses import PNG
@@ -124,6 +124,28 @@ def test_a_patch_as_a_custom_tool(shared, codex):
     sent = shared.engine.requests[-1].json()
     assert json.loads(sent["messages"][-2]["tool_calls"][0]["function"]["arguments"]) == {"input": PATCH}
     assert sent["chat_template_kwargs"] == {"enable_thinking": True, "reasoning_effort": "high"} and sent["verbosity"] == "low"
+
+
+def test_a_model_whose_tools_stand_in_the_input(shared, codex_command, tmp_path):
+    """Codex knows models of such names: it sends no tools beside the input, but an additional_tools in it."""
+    codex = codex_runner(codex_command, tmp_path, shared.url, shared.key, "gpt-5.6-sol")
+    shared.engine.play(*chat_chunks("Hello there", usage=True))
+    events = codex("Say hello")
+    assert [item["text"] for item in items(events, "agent_message")] == ["Hello there"]
+    assert [tool["function"]["name"] for tool in shared.engine.requests[-1].json()["tools"]]
+
+
+def test_a_message_of_another_agent(shared, codex):
+    """What the model says to the agent that it began comes as encrypted_content, though nobody has encrypted it."""
+    shared.engine.play(*chat_chunks(None, tools=[("collaboration__spawn_agent", {
+        "task_name": "child", "message": "Say done", "fork_turns": "none"})], usage=True))
+    for _ in range(2):                                              # neither agent ends before the other has begun
+        shared.engine.play(Pause(1), *chat_chunks("done", usage=True))
+    events = codex("Ask a child", "[features]\nmulti_agent_v2 = true")
+    assert events[-1]["type"] == "turn.completed"
+    last = [request.json()["messages"][-1] for request in shared.engine.requests]
+    child, = [message["content"] for message in last if message["content"].startswith("[Message")]
+    assert child.startswith("[Message from /root to /root/child]\n") and child.endswith("Say done")
 
 
 def test_a_picture(shared, codex):

@@ -57,6 +57,16 @@ def message(role, content):
     return {"type": "message", "role": role, "content": content}
 
 
+def test_what_was_left_out_stands_in_a_header(shared):
+    items = [{"type": "item_reference", "id": "rs_1"}, *[{"type": "shell_call", "call_id": "c", "action": {}}] * 30, message("user", "a")]
+    for fields in ({}, {"stream": True}):
+        answer = ask(shared, items, **fields)
+        assert answer.read_all() and answer.status == 200
+        header = answer.headers["x-sparks-ignored"]
+        assert header.startswith("input[0] item_reference, input[1] shell_call, ") and header.endswith(", and 11 more")
+    assert "x-sparks-ignored" not in ask(shared).headers
+
+
 def test_basic(shared):
     response = whole(ask(shared, [message("user", "Say hello in exactly 3 words.")]))
     assert response["status"] == "completed" and text_of(response) == "Hello there"
