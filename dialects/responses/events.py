@@ -105,6 +105,13 @@ class ResponseStream(PieceStream):
         created = self.writer.event(b"created", response)
         return created + self.writer.event(b"in_progress", response)
 
+    def alive(self, note="keep-alive"):
+        """Events, since clients count no comments; the comment is for people who look."""
+        events = self.begin()
+        if not events:
+            events = self.writer.event(b"in_progress", self.response_field(b"in_progress"))
+        return b": %b\n%b" % (note.encode(), events)
+
     def end(self):
         super().end()
         check_finish(self.finish)
@@ -144,7 +151,10 @@ class ResponseStream(PieceStream):
             head["completed_at"] = int(self.options.clock())
         if status == b"incomplete":
             head["incomplete_details"] = {"reason": CUT[self.finish]}
-        output = b",".join([item.so_far() for item in self.items])
+        open_status = b"incomplete"
+        if status == b"in_progress":
+            open_status = status
+        output = b",".join([item.so_far(open_status) for item in self.items])
         return b'%b,"output":[%b],%b' % (dumps(head)[:-1], output, b"".join(self.echo)[1:])
 
     # -- pieces
