@@ -89,16 +89,8 @@ def key_of(row):
     models = ()
     if row.models:
         models = tuple(row.models.split(","))
-    return Key(
-        row.id,
-        row.name,
-        row.limits,
-        models,
-        expires,
-        row.reasoning_field,
-        row.admin,
-        row.keepalive_form,
-    )
+    more = row.reasoning_field, row.admin, row.keepalive_form
+    return Key(row.id, row.name, row.limits, models, expires, *more)
 
 
 class Keyring:

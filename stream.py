@@ -4,8 +4,8 @@ greenlet.
 A stream is fed whatever the engine's socket gave, and returns what the client's socket gets:
 
     feed(bytes) -> bytes      whole events only; never the last one
-    alive(note) -> bytes      a sign of life for a silent moment: a comment, which tells the note, or
-                              what `alive_in_chunks` or the API has instead
+    alive(note) -> bytes      a sign of life for a silent moment: a comment with the note, or what
+                              `alive_in_chunks` or the API has instead
     end() -> bytes            the last event; raises Refusal where the answer is not whole
     fail(error) -> bytes      the last event of a stream that went wrong
     .tokens, .thoughts        how many events carried a token, and how many of these a thought
@@ -425,10 +425,10 @@ class ChatStream:
         self.tokens = 0
         self.thoughts = 0
         self.usage = None
-        # where signs of life are chunks
-        self.head = None  # what they say of the completion: id, object, created, model
-        self.heard = False  # whether the engine's first chunk has come
-        self.renames = False  # whether a sign of life came before it: then the engine's say the same
+        # signs of life as chunks
+        self.head = None  # what they say of the completion: its id, object, created, model
+        self.named = False  # the engine's first chunk has come, and they say the same
+        self.renames = False  # one came before it, and the engine's chunks say the same as that
 
     def feed(self, data):
         """The client's bytes for these of the engine's."""
@@ -474,7 +474,7 @@ class ChatStream:
         index = self.open_choice()
         if self.head is None or index is None:
             return b": %b\n\n" % note.encode()
-        self.renames = self.renames or not self.heard
+        self.renames = self.renames or not self.named
         return data_event({**self.head, "choices": [self.empty_choice(index)]})
 
     def alive_in_chunks(self, name, created, model):
@@ -623,7 +623,7 @@ class ChatStream:
             chunk.update(self.head)
             return True
         self.head.update((name, chunk[name]) for name in self.head if name in chunk)
-        self.heard = True
+        self.named = True
         self.single = self.n == 1
         return False
 

@@ -191,14 +191,7 @@ def keepalive_form():
     yield "ALTER TABLE key ADD COLUMN keepalive_form TEXT"
 
 
-MIGRATIONS = [
-    first_keys,
-    limits,
-    first_ledger,
-    first_seal,
-    ledger_without_indexes,
-    keepalive_form,
-]
+MIGRATIONS = [first_keys, limits, first_ledger, first_seal, ledger_without_indexes, keepalive_form]
 
 
 def migrate():

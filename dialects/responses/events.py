@@ -105,12 +105,12 @@ class ResponseStream(PieceStream):
         created = self.writer.event(b"created", response)
         return created + self.writer.event(b"in_progress", response)
 
-    def alive(self, note="keep-alive"):
-        """Events, since clients count no comments; the comment is for people who look."""
-        events = self.begin()
-        if not events:
-            events = self.writer.event(b"in_progress", self.response_field(b"in_progress"))
-        return b": %b\n%b" % (note.encode(), events)
+    def alive(self, note=""):
+        """Events, since clients count no comments; a note is one all the same."""
+        out = b": %b\n\n" % note.encode() if note else b""
+        if not self.begun:
+            return out + self.begin()
+        return out + self.writer.event(b"in_progress", self.response_field(b"in_progress"))
 
     def end(self):
         super().end()
