@@ -598,11 +598,11 @@ class ChatStream:
     def read_chunk(self, chunk, data):
         """The client's bytes for a chunk (a dict, changed in place), which came as `data`."""
         choices = choices_of(chunk)
-        renamed = self.head is not None and self.rename(chunk)
         changed = self.take_usage(chunk, choices)
         if changed is None:
             return b""
-        changed = changed or renamed
+        if self.head is not None:
+            changed = self.rename(chunk) or changed
         mended = [self.mend_choice(choice, chunk) for choice in choices]
         if None in mended:
             kept = [choice for choice, how in zip(choices, mended, strict=True) if how is not None]
