@@ -370,6 +370,8 @@ def relay(call, ask):
     settings = call.gateway.settings
     begun = False
     fault = None
+    if (call.key.keepalive_form or settings.keepalive_form) == "chunk":
+        stream.alive_in_chunks(call.id, int(call.started), ask.model.id)
     try:
         call.fetch_images(ask)
         call.enter(ask)

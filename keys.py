@@ -56,6 +56,7 @@ class KeyRow(peewee.Model):
     models = peewee.CharField(null=True)  # patterns, with commas
     expires = peewee.DateTimeField(null=True)  # UTC
     reasoning_field = peewee.CharField(null=True)
+    keepalive_form = peewee.CharField(null=True)
     admin = peewee.BooleanField(default=False)
 
     class Meta:
@@ -80,6 +81,7 @@ class Key(NamedTuple):
     expires: float | None = None  # epoch seconds
     reasoning_field: str | None = None  # None: as the model's
     admin: bool = False
+    keepalive_form: str | None = None  # None: the setting keepalive_form
 
 
 def key_of(row):
@@ -87,7 +89,8 @@ def key_of(row):
     models = ()
     if row.models:
         models = tuple(row.models.split(","))
-    return Key(row.id, row.name, row.limits, models, expires, row.reasoning_field, row.admin)
+    more = row.reasoning_field, row.admin, row.keepalive_form
+    return Key(row.id, row.name, row.limits, models, expires, *more)
 
 
 class Keyring:
@@ -402,6 +405,7 @@ LIMITS = (
     "models",
     "expires",
     "reasoning_field",
+    "keepalive_form",
 )
 
 
@@ -422,6 +426,11 @@ LIMITS = (
     "--reasoning-field",
     type=click.Choice([*reasoning.FIELDS, "none"]),
     help="The name(s) its client reads.",
+)
+@click.option(
+    "--keepalive-form",
+    type=click.Choice([*settings.KEEPALIVE_FORMS, "none"]),
+    help="What keeps its silent streams alive.",
 )
 @click.option("--clear", is_flag=True, help="Drop all limits first.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects instead.")

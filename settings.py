@@ -18,6 +18,8 @@ import reasoning
 from errors import SettingsError
 
 HOME = Path(__file__).resolve().parent
+# What keeps a silent stream alive: comment lines, or empty chunks.
+KEEPALIVE_FORMS = ("comment", "chunk")
 UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 HOST = re.compile(r"(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:\d{1,5})?")  # [IPv6], IPv4 or a name; a port
 
@@ -209,6 +211,7 @@ SETTINGS = [
     Setting("max_queued", 64, whole_number(0, 100_000)),
     Setting("queue_timeout", 600, seconds(0.1, 86400)),
     Setting("keepalive", 15, seconds(0.1, 3600)),
+    Setting("keepalive_form", "comment", one_of(*KEEPALIVE_FORMS)),
     Setting("stall_timeout", 300, seconds(0.1, 86400)),
     Setting("answer_timeout", 1800, seconds(0.1, 86400)),
     Setting("poll", 5, seconds(0.05, 3600)),

@@ -4,7 +4,8 @@ greenlet.
 A stream is fed whatever the engine's socket gave, and returns what the client's socket gets:
 
     feed(bytes) -> bytes      whole events only; never the last one
-    alive(note) -> bytes      a comment for a silent moment
+    alive(note) -> bytes      a sign of life for a silent moment: a comment with the note, or what
+                              `alive_in_chunks` or the API has instead
     end() -> bytes            the last event; raises Refusal where the answer is not whole
     fail(error) -> bytes      the last event of a stream that went wrong
     .tokens, .thoughts        how many events carried a token, and how many of these a thought
@@ -401,6 +402,7 @@ class ChatStream:
     """
 
     chunk_object = "chat.completion.chunk"  # what a chunk's `object` says
+    id_prefix = "chatcmpl-"
     text_pattern = CHAT_TEXT
 
     def __init__(self, names=NAMES, usage=False, n=1):
@@ -423,6 +425,10 @@ class ChatStream:
         self.tokens = 0
         self.thoughts = 0
         self.usage = None
+        # signs of life as chunks
+        self.head = None  # what they say of the completion: its id, object, created, model
+        self.named = False  # the engine's first chunk has come, and they say the same
+        self.renames = False  # one came before it, and the engine's chunks say the same as that
 
     def feed(self, data):
         """The client's bytes for these of the engine's."""
@@ -465,7 +471,35 @@ class ChatStream:
         }
 
     def alive(self, note="keep-alive"):
-        return b": %b\n\n" % note.encode()
+        index = self.open_choice()
+        if self.head is None or index is None:
+            return b": %b\n\n" % note.encode()
+        self.renames = self.renames or not self.named
+        return data_event({**self.head, "choices": [self.empty_choice(index)]})
+
+    def alive_in_chunks(self, name, created, model):
+        """Have the signs of life be empty chunks, for clients that count events and no comments.
+
+        They are called what the engine's chunks are; until one has come, `name`, in epoch seconds
+        `created`, and `model`.
+        """
+        self.head = {
+            "id": self.id_prefix + name,
+            "object": self.chunk_object,
+            "created": created,
+            "model": model,
+        }
+        self.single = False  # the engine's first chunk has to be read
+
+    def open_choice(self):
+        """The index of a choice that may still grow; None after the last finish, which an empty
+        chunk would hide from clients that look at the last one."""
+        if not self.choices:
+            return 0
+        return next((at for at, choice in self.choices.items() if not choice.finished), None)
+
+    def empty_choice(self, index):
+        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
 
     def end(self):
         """The last event. Raises Refusal where the answer is not whole."""
@@ -567,6 +601,8 @@ class ChatStream:
         changed = self.take_usage(chunk, choices)
         if changed is None:
             return b""
+        if self.head is not None:
+            changed = self.rename(chunk) or changed
         mended = [self.mend_choice(choice, chunk) for choice in choices]
         if None in mended:
             kept = [choice for choice, how in zip(choices, mended, strict=True) if how is not None]
@@ -579,6 +615,17 @@ class ChatStream:
                 choice.leak.past_tags for choice in self.choices.values()
             )
         return self.write_chunk(chunk, data, changed or any(mended))
+
+    def rename(self, chunk):
+        """Have the engine's chunks and the signs of life agree, on what the first of them all said.
+        Returns whether the chunk changed."""
+        if self.renames:
+            chunk.update(self.head)
+            return True
+        self.head.update((name, chunk[name]) for name in self.head if name in chunk)
+        self.named = True
+        self.single = self.n == 1
+        return False
 
     def take_usage(self, chunk, choices):
         """Note the usage, and take it off for a client that did not ask. Returns whether the chunk
@@ -643,6 +690,7 @@ class CompletionStream(ChatStream):
     `usage` and `n` as for a chat."""
 
     chunk_object = "text_completion"
+    id_prefix = "cmpl-"
     text_pattern = COMPLETION_TEXT
 
     def __init__(self, usage=False, n=1):
@@ -650,6 +698,9 @@ class CompletionStream(ChatStream):
 
     def chunk_of(self, choice):
         return choice
+
+    def empty_choice(self, index):
+        return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
 
     def mend_choice(self, choice, chunk):
         """Mend one choice in place. Returns whether it changed."""
@@ -682,6 +733,9 @@ class PieceStream(ChatStream):
 
     def __init__(self):
         super().__init__(("reasoning",), usage=True)
+
+    def alive_in_chunks(self, name, created, model):
+        """Its API has no such chunks."""
 
     def write_event(self, event, text):
         template = self.template

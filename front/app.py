@@ -125,7 +125,8 @@ def ignored_header(ask):
 def whole_echo(parts):
     """What an answer repeats of its request, as bytes. Raises InvalidRequest.
 
-    A stream repeats it three times, so there may be less of it than of a body.
+    A stream repeats it three times, and with each sign of life, so there may be less of it than of
+    a body.
     """
     if sum(map(len, parts)) > MOST_ECHO:
         raise InvalidRequest(

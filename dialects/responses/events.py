@@ -105,6 +105,13 @@ class ResponseStream(PieceStream):
         created = self.writer.event(b"created", response)
         return created + self.writer.event(b"in_progress", response)
 
+    def alive(self, note=""):
+        """Events, since clients count no comments; a note is one all the same."""
+        out = b": %b\n\n" % note.encode() if note else b""
+        if not self.begun:
+            return out + self.begin()
+        return out + self.writer.event(b"in_progress", self.response_field(b"in_progress"))
+
     def end(self):
         super().end()
         check_finish(self.finish)
@@ -144,7 +151,10 @@ class ResponseStream(PieceStream):
             head["completed_at"] = int(self.options.clock())
         if status == b"incomplete":
             head["incomplete_details"] = {"reason": CUT[self.finish]}
-        output = b",".join([item.so_far() for item in self.items])
+        open_status = b"incomplete"
+        if status == b"in_progress":
+            open_status = status
+        output = b",".join([item.so_far(open_status) for item in self.items])
         return b'%b,"output":[%b],%b' % (dumps(head)[:-1], output, b"".join(self.echo)[1:])
 
     # -- pieces

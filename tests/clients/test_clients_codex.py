@@ -48,7 +48,8 @@ def codex_command():
 
 
 def codex_runner(command, tmp_path, url, key, model=MODEL):
-    """codex(prompt, more="lines of config.toml"): the events that it printed, in an empty folder of its own."""
+    """codex(prompt, more="lines of config.toml", provider="of its provider"): the events that it printed, in an empty folder
+    of its own."""
     home, folder = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     folder.mkdir()
@@ -56,8 +57,8 @@ def codex_runner(command, tmp_path, url, key, model=MODEL):
     environment = {**clean_environment(), "HOME": str(home), "CODEX_HOME": str(home), "SPARKS_API_KEY": key,
                    "HTTPS_PROXY": nowhere, "HTTP_PROXY": nowhere, "NO_PROXY": "127.0.0.1"}
 
-    def codex(prompt, more="", code=0):
-        (home / "config.toml").write_text(CONFIG.format(model=model, url=url, more=more))
+    def codex(prompt, more="", code=0, provider=""):
+        (home / "config.toml").write_text(CONFIG.format(model=model, url=url, more=more) + provider)
         line = [command, "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", prompt]
         done = subprocess.run(line, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               timeout=90)
@@ -163,6 +164,32 @@ def test_a_stream_that_fails_is_tried_again(shared, codex):
     events = codex("Say hello")
     assert any("EngineCore encountered an issue" in event.get("message", "") for event in events)
     assert [item["text"] for item in items(events, "agent_message")] == ["Hello there"] and len(shared.engine.requests) == 2
+
+
+HELLO = chat_chunks("Hello there", reasoning="Let me think", usage=True)
+
+
+@pytest.mark.parametrize("steps", [[Pause(8), *HELLO], [Head(), HELLO[0], Pause(8), *HELLO[1:]], [*HELLO[:2], Pause(8), *HELLO[2:]],
+                                   [*HELLO[:5], Pause(8), *HELLO[5:]]], ids=["no head", "prefill", "reasoning", "text"])
+def test_an_engine_that_is_silent_for_longer_than_codex_waits(gateway, engine, codex_command, tmp_path, steps):
+    """It times events, and would send its prompt again."""
+    front = gateway(keepalive=1)
+    engine.play(*steps)
+    events = codex_runner(codex_command, tmp_path, front.url, front.key)("Say hello", provider="stream_idle_timeout_ms = 3000")
+    assert [item["text"] for item in items(events, "agent_message")] == ["Hello there"] and len(engine.requests) == 1
+    assert not [event for event in events if event["type"] == "error"]
+
+
+def test_a_queue_that_lasts_longer_than_codex_waits(gateway, engine, codex_command, tmp_path):
+    front = gateway(keepalive=1, max_active=1)
+    engine.play(Head(), Pause(8), *HELLO)
+    with front.client().open() as first:
+        first.start("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "stream": True})
+        engine.wait_for(1)
+        engine.play(*HELLO)
+        events = codex_runner(codex_command, tmp_path, front.url, front.key)("Say hello", provider="stream_idle_timeout_ms = 3000")
+    assert [item["text"] for item in items(events, "agent_message")] == ["Hello there"] and len(engine.requests) == 2
+    assert not [event for event in events if event["type"] == "error"]
 
 
 def test_a_refusal_is_shown(shared, codex):

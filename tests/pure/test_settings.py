@@ -83,7 +83,7 @@ def test_defaults(home):
     assert vars(load()) == {
         "upstream": ["http://127.0.0.1:8000"], "upstream_key": None, "model": None, "stand_in_for": ["claude-*", "gpt-*"], "bind": "127.0.0.1:8080",
         "db": home / "sparks.db", "base_url": None, "description": None, "operator": None, "edge_secret": None,
-        "max_active": 8, "max_queued": 64, "queue_timeout": 600, "keep_days": 90, "drain": 30, "log": "logfmt", "keepalive": 15, "stall_timeout": 300, "answer_timeout": 1800, "poll": 5,
+        "max_active": 8, "max_queued": 64, "queue_timeout": 600, "keep_days": 90, "drain": 30, "log": "logfmt", "keepalive": 15, "keepalive_form": "comment", "stall_timeout": 300, "answer_timeout": 1800, "poll": 5,
         "reasoning_field": "both", "max_body": 100 << 20, "max_bodies": 1 << 30, "image_urls": ["public"], "max_images": 16, "max_image": 20 << 20, "image_timeout": 10,
         "models": []}
 
@@ -135,6 +135,7 @@ VALUES = [
     ("keepalive", "0.1", 0.1),
     ("stall_timeout", "86400", 86400),
     ("reasoning_field", "reasoning", "reasoning"),
+    ("keepalive_form", "chunk", "chunk"),
     ("reasoning_field", "reasoning_content", "reasoning_content"),
     ("max_body", "1", 1),
     ("max_body", "512 B", 512),
@@ -199,6 +200,7 @@ OUT_OF_RANGE = [
     ("stall_timeout", "-1", "must be seconds from 0.1 to 86400"),
     ("answer_timeout", "inf", "must be seconds from 0.1 to 86400"),
     ("poll", "5s", "must be seconds from 0.05 to 3600"),
+    ("keepalive_form", "ping", "must be one of comment, chunk"),
     ("reasoning_field", "thoughts", "must be one of both, reasoning, reasoning_content"),
     ("max_body", "0", 'must be a size such as "100 MB"'),
     ("max_body", "-1 MB", 'must be a size such as "100 MB"'),

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from errors import Refusal, UpstreamError, UpstreamTimeout
 from reasoning import FIELDS
-from stream import ChatStream, Events, LeakedThinking, data_of, dumps, loads, split_thinking
+from stream import (
+    ChatStream,
+    CompletionStream,
+    Events,
+    LeakedThinking,
+    data_of,
+    dumps,
+    loads,
+    split_thinking,
+)
 from support import SUPPORT
 from support.cuts import cuts, however_cut, pieces
 from support.engine import compact
@@ -891,6 +900,62 @@ def test_llama_think():
 def test_alive_is_a_comment():
     assert ChatStream().alive() == b": keep-alive\n\n"
     assert ChatStream().alive("queued") == b": queued\n\n"
+
+
+SILENCE = {"chat": (ChatStream, "chatcmpl-", "chat.completion.chunk", {"delta": {}}),
+           "completion": (CompletionStream, "cmpl-", "text_completion", {"text": ""})}
+
+
+def silent(api, model="m", **options):
+    make, prefix, kind, choice = SILENCE[api]
+    stream = make(usage=True, **options)
+    stream.alive_in_chunks("1", 7, model)
+    head = {"id": prefix + "1", "object": kind, "created": 7, "model": model}
+    return stream, head, {"index": 0, "logprobs": None, "finish_reason": None, **choice}
+
+
+@pytest.mark.parametrize("api", SILENCE)
+def test_alive_in_chunks_before_the_engine_s(api):
+    """What the first of all chunks says of the completion, all of them say; no other word of the engine's changes."""
+    stream, head, choice = silent(api)
+    assert [events_of(stream.alive(note)) for note in ("queued 3", "keep-alive")] == [[{**head, "choices": [choice]}]] * 2
+    engine = {"id": "x", "object": "y", "created": 1, "model": "z", "more": 5}
+    ways = [{**choice, "delta": {"content": "a"}, "text": "a"}, {**choice, "delta": {}, "text": "", "finish_reason": "stop"}]
+    for value in ({**engine, "choices": [ways[0]]}, {**engine, "choices": [ways[0]]}, {**engine, "choices": [ways[1]]},
+                  {**engine, "choices": [], "usage": {"prompt_tokens": 1}}):
+        assert events_of(stream.feed(sse(value))) == [{**value, **head}]
+    assert stream.tokens == 3
+
+
+@pytest.mark.parametrize("api", SILENCE)
+def test_alive_in_chunks_after_the_engine_s(api):
+    """They say what it says, and its bytes stay as they are."""
+    stream, _, choice = silent(api)
+    piece = {**choice, "delta": {"role": "assistant", "content": "a"}, "text": "a"}
+    engine = {"id": "x", "object": SILENCE[api][2], "created": 1, "model": "z"}
+    event = sse({**engine, "choices": [piece]})
+    for _ in range(3):
+        assert stream.feed(event) == event
+        assert events_of(stream.alive()) == [{**engine, "choices": [choice]}]
+    assert stream.tokens == 3
+
+
+def test_alive_in_chunks_goes_on_without_parsing(monkeypatch):
+    stream, _, _ = silent("chat")
+    stream.feed(ROLE + HI + HI)
+    stream.alive()
+    monkeypatch.setattr("stream.loads", None)
+    assert stream.feed(text("more")) == text("more")
+
+
+@pytest.mark.parametrize("finished, index", [((), 0), ((0,), 1), ((1,), 0), ((0, 1), None)])
+def test_alive_in_chunks_hides_no_finish(finished, index):
+    stream, _, _ = silent("chat", n=2)
+    stream.feed(ev({"content": "a"}) + ev({"content": "b"}, index=1) + b"".join(ev({}, "stop", index=at) for at in finished))
+    if index is None:
+        assert stream.alive() == b": keep-alive\n\n"
+    else:
+        assert events_of(stream.alive())[0]["choices"][0]["index"] == index
 
 
 def test_fail_is_an_error_event():

@@ -10,7 +10,7 @@ import pytest
 
 from support import ROOT
 from support.chat import HELLO, PATH, failure, text_of
-from support.engine import Hang, Head, Json, Wait, chat_chunks, completion
+from support.engine import Hang, Head, Json, Pause, Wait, chat_chunks, completion
 from support.gateway import Gateway, run_keys
 from support.observe import gauge, worker
 from support.processes import clean_environment, wait_until
@@ -155,8 +155,17 @@ def test_reasoning_field_of_a_key(limited, engine, field, names):
     assert {name for name in message if name.startswith("reasoning")} == names
 
 
+def test_keepalive_form_of_a_key(limited, engine):
+    """It comes before the setting, and counts from the next stream on."""
+    engine.always(lambda request: [Head(), Pause(0.5), *chat_chunks("Hi")])
+    for option, comments in (("chunk", False), ("none", True), ("comment", True)):
+        limited.limit("--keepalive-form", option)
+        first = next(ask(limited, stream=True).events())
+        assert (first.comment is not None) == comments and (comments or first.json()["choices"][0]["delta"] == {})
+
+
 @pytest.mark.parametrize("options, said", [
-    (["--rpm", "0"], "no whole number from 1 on"), (["--rpm", "-3"], "no whole number"), (["--expires", "soon"], "no date"),
+    (["--keepalive-form", "ping"], "is not one of"), (["--rpm", "0"], "no whole number from 1 on"), (["--rpm", "-3"], "no whole number"), (["--expires", "soon"], "no date"),
     (["--models", " , "], "--models takes names"), (["--reasoning-field", "x"], "is not one of"), (["--tpm", "1e3"], "no whole")])
 def test_wrong_limits(stock, options, said):
     done = run_keys("limit", "tester", *options, db=stock[0])
@@ -272,6 +281,17 @@ def test_reload(gateway, engine, tmp_path):
     assert gauge(front, "sparks_slots") == 2
     go.set()
     assert text_of(running)                             # and no stream was dropped
+
+
+def test_reload_changes_the_sign_of_life(gateway, engine):
+    front = gateway(keepalive=0.2, config="max_active = 3\n")
+    engine.always(lambda request: [Head(), Pause(0.5), *chat_chunks("Hi")])
+    assert next(ask(front, stream=True).events()).comment == "keep-alive"
+    front.settings["config"].write_text('max_active = 2\nkeepalive_form = "chunk"\n')
+    os.kill(front.pid, signal.SIGHUP)
+    wait_until(lambda: gauge(front, "sparks_slots") == 2, 5)
+    first = next(ask(front, stream=True).events())
+    assert first.comment is None and first.json()["choices"][0]["delta"] == {}
 
 
 def test_reload_command_checks_first(gateway, engine):
