@@ -9,7 +9,7 @@ Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v
 
 import reasoning
 from dialects import sampling
-from dialects.engine import engine_chat, is_address
+from dialects.engine import engine_chat, fault_of_image
 from dialects.loose import arguments_text
 from dialects.read import choices_asked, mended, parse, read_stream, typed
 from errors import InvalidRequest, error_body
@@ -41,11 +41,7 @@ MEDIA = {
     "video_url": "video_url",
     "audio_url": "audio_url",
 }
-FETCHED = {
-    "image_url": " or an http(s) address",
-    "video_url": ": addresses are not fetched here",
-    "audio_url": ": addresses are not fetched here",
-}
+FETCHED = ("image_url", "video_url", "audio_url")  # fields whose addresses an engine would fetch
 REFUSED = {
     "input_audio": "audio is not supported; send text or images",
     "file": "files are not supported; send their text, or images of their pages",
@@ -153,10 +149,13 @@ def read_media(part, kind, where):
     url = source.get("url")
     if not isinstance(url, str):
         raise bad(f"{where}.{kind}", 'must hold a data URL: {"url": "data:image/png;base64,..."}')
-    if url[:5].lower() != "data:" and not (kind == "image_url" and is_address(url)):
-        raise bad(
-            f"{where}.{kind}", "must be a data URL (data:image/png;base64,...)" + FETCHED[kind]
-        )
+    fault = None
+    if kind == "image_url":
+        fault = fault_of_image(url)
+    elif url[:5].lower() != "data:":
+        fault = "must be a data URL: addresses are not fetched here"
+    if fault:
+        raise bad(f"{where}.{kind}", fault)
     if kind == "image_url" and isinstance(part.get("detail"), str):
         source = {"detail": part["detail"], **source}
     rest = {name: value for name, value in part.items() if name not in ("type", kind, "detail")}

@@ -12,6 +12,7 @@ Source: Anthropic's reference of POST /v1/messages, `messages` and `system`.
 import logging
 import re
 
+from dialects.engine import fault_of_image
 from dialects.loose import as_dict, as_list
 from dialects.messages.errors import invalid
 from dialects.read import mended, typed
@@ -199,6 +200,8 @@ def image_part(block, where):
         url = f"data:{media_type};base64,{data}"
     elif kind != "url" or not isinstance(url, str):
         raise invalid(f"{where}.source", "must be of type base64 or url; files are not stored here")
+    if fault := fault_of_image(url):
+        raise invalid(f"{where}.source", fault)
     return {"type": "image_url", "image_url": {"url": url}}
 
 
