@@ -152,8 +152,8 @@ def fault_of_image(url):
 
 
 def is_base64(url, begin):
-    """Whether a URL holds base64 from there on, as engines insist on it. Of a long one the beginning
-    and the end are looked at, if it was cut only the beginning: the engine decodes it anyway."""
+    """Whether a URL holds base64 from there on, as engines want it. Of a long one its beginning
+    and end are looked at, if it was cut only its beginning: the engine decodes it anyway."""
     if cut := CUT.search(url, max(begin, len(url) - MOST_CUT)):
         return ALPHABET.fullmatch(url, begin, cut.start()) is not None
     length = len(url) - begin
