@@ -72,8 +72,10 @@ def response_headers(call, environ):
 def cors_headers(environ, settings):
     """What lets a script of another origin read the response, as pairs; none without the setting
     cors_origins, and none for what is not meant for scripts."""
+    if not settings.cors_origins:
+        return []
     path = "/" + environ["PATH_INFO"].strip("/")
-    if not settings.cors_origins or not (path == "/help" or f"{path}/".startswith("/v1/")):
+    if path != "/help" and not f"{path}/".startswith("/v1/"):
         return []
     headers = [("Vary", "Origin")]
     if origin := allowed_origin(environ.get("HTTP_ORIGIN", ""), settings.cors_origins):
