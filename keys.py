@@ -38,6 +38,7 @@ from store.database import database, open_database
 
 PREFIX = "sk-sparks-"
 RANDOM_BYTES = 32  # 43 URL-safe characters
+MOST_GIVEN = 4  # different keys in one request: each is hashed
 FRESH = 0.01  # seconds for which a gateway does not ask whether keys were changed
 SHOWN = len(PREFIX) + 6  # characters of a key that lists may show
 
@@ -105,22 +106,29 @@ class Keyring:
         self.looked = -FRESH  # by time.monotonic
 
     def check(self, authorization, x_api_key):
-        """The Key of a request's headers (strings, or None). Raises InvalidKey."""
+        """The Key of a request's headers (strings, or None). Raises InvalidKey.
+
+        A client may send somebody else's key beside it, such as one of Anthropic's that is left in
+        its environment.
+        """
         given = credentials(authorization, x_api_key)
         if not given:
             raise InvalidKey(
                 "no API key: send it as 'Authorization: Bearer sk-sparks-...' or in 'x-api-key'"
             )
-        if len(given) > 1:
+        if len(given) > MOST_GIVEN:
             raise InvalidKey("several different API keys: send one")
         self.refresh()
         # How long the look-up of a hash takes says nothing about the key it was made from.
-        key = self.keys.get(digest(given.pop()))
-        if key is None:
-            raise InvalidKey("this API key is wrong or was revoked; ask the operator for a new one")
-        if key.expires is not None and key.expires <= time.time():
+        known = [self.keys[each] for each in map(digest, given) if each in self.keys]
+        valid = [key for key in known if key.expires is None or key.expires > time.time()]
+        if len(valid) == 1:
+            return valid[0]
+        if valid:
+            raise InvalidKey("several different API keys: send one")
+        if known:
             raise InvalidKey("this API key has expired; ask the operator for a new one")
-        return key
+        raise InvalidKey("this API key is wrong or was revoked; ask the operator for a new one")
 
     def refresh(self):
         """Read the keys again if another connection, whose commits SQLite counts, made one."""

@@ -11,7 +11,7 @@ from functools import partial
 
 import reasoning
 from dialects import sampling
-from dialects.engine import engine_chat, is_address
+from dialects.engine import engine_chat, fault_of_image
 from dialects.history import Ignored, Past
 from dialects.loose import arguments_text, as_dict
 from dialects.read import choices_asked, mended, parse, read_stream, typed
@@ -44,11 +44,7 @@ MEDIA = {
     "video_url": "video_url",
     "audio_url": "audio_url",
 }
-FETCHED = {
-    "image_url": " or an http(s) address",
-    "video_url": ": addresses are not fetched here",
-    "audio_url": ": addresses are not fetched here",
-}
+FETCHED = ("image_url", "video_url", "audio_url")  # fields whose addresses an engine would fetch
 REFUSED = {  # where the model is asked about it
     "input_audio": "audio is not supported; send text or images",
     "file": "files are not supported; send their text, or images of their pages",
@@ -180,10 +176,13 @@ def read_media(part, kind, where):
     url = source.get("url")
     if not isinstance(url, str):
         raise bad(f"{where}.{kind}", 'must hold a data URL: {"url": "data:image/png;base64,..."}')
-    if url[:5].lower() != "data:" and not (kind == "image_url" and is_address(url)):
-        raise bad(
-            f"{where}.{kind}", "must be a data URL (data:image/png;base64,...)" + FETCHED[kind]
-        )
+    fault = None
+    if kind == "image_url":
+        fault = fault_of_image(url)
+    elif url[:5].lower() != "data:":
+        fault = "must be a data URL: addresses are not fetched here"
+    if fault:
+        raise bad(f"{where}.{kind}", fault)
     if kind == "image_url" and isinstance(part.get("detail"), str):
         source = {"detail": part["detail"], **source}
     rest = {name: value for name, value in part.items() if name not in ("type", kind, "detail")}

@@ -21,7 +21,7 @@ from front.views import small_app
 
 PIECE = 1 << 16  # bytes of a plain answer in one write
 MOST_ECHO = 8 << 20  # bytes of a request that its answer repeats: no context is as long
-JSON = ("Content-Type", "application/json")
+JSON = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
 STREAM_HEADERS = [
     ("Content-Type", "text/event-stream; charset=utf-8"),
     ("Cache-Control", "no-cache, no-transform"),
@@ -89,9 +89,9 @@ class Front:
             call.settle(refusal.status, refusal)
             status = refusal.status
             body = [dialect.refusal(refusal)]
-            headers = [JSON, ("Content-Length", str(len(body[0]))), *refusal.headers.items()]
+            headers = [*JSON, ("Content-Length", str(len(body[0]))), *refusal.headers.items()]
         phrase = http.client.responses.get(status, "Unknown")
-        start_response(f"{status} {phrase}", [*headers, *response_headers(call)])
+        start_response(f"{status} {phrase}", [*headers, *response_headers(call, environ)])
         return body
 
 
@@ -113,7 +113,7 @@ def serve(call, dialect):
         body = answer_whole(call, ask, dialect.write)
     else:
         body, _ = dialect.write(count_prompt(call, ask), ask)
-    headers = [JSON, ("Content-Length", str(len(body)))]
+    headers = [*JSON, ("Content-Length", str(len(body)))]
     return headers + ignored_header(ask), pieces(body)
 
 

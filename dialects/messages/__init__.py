@@ -16,9 +16,9 @@ from dialects.loose import as_dict
 from dialects.messages.conversation import read_conversation
 from dialects.messages.errors import invalid, refusal
 from dialects.messages.events import MessageStream
-from dialects.messages.message import content_blocks, message_id, stop_of
+from dialects.messages.message import NULLS, content_blocks, message_id, stop_of
 from dialects.messages.tools import read_tools
-from dialects.messages.usage import usage_of
+from dialects.messages.usage import UNKNOWN, usage_of
 from dialects.read import parse, typed, whole
 from errors import InvalidRequest
 from stream import dumps, required_choices
@@ -78,7 +78,8 @@ def write(answer, ask):
         "content": blocks,
         "stop_reason": reason,
         "stop_sequence": sequence,
-        "usage": usage_of(usage),
+        **NULLS,
+        "usage": {**UNKNOWN, **usage_of(usage)},
     }
     return dumps(said), usage
 

@@ -13,10 +13,12 @@ Source: Anthropic's reference of POST /v1/messages, `messages` and `system`.
 import logging
 import re
 
+from dialects.engine import fault_of_image
 from dialects.history import document_texts
 from dialects.loose import as_dict, as_list
 from dialects.messages.errors import invalid
 from dialects.read import mended, typed
+from errors import InvalidRequest
 
 logger = logging.getLogger("sparks")
 # The effort tables (reasoning.TABLES) whose templates take a system message anywhere.
@@ -195,6 +197,19 @@ class Blocks:
             self.unread = self.unread or error
         return {"type": "text", "text": text, "found": True}
 
+    def read_image(self, block, where, asked):
+        """[the part of an image], or [] for one that cannot be read and is not asked about.
+
+        A tool's result is never asked about: the client would send it again each time.
+        """
+        try:
+            return [image_part(block, where)]
+        except InvalidRequest:
+            if asked:
+                raise
+            self.past.ignored.add(where, "image")
+            return []
+
     def is_lost(self, block):
         """Whether it is an earlier image that somebody else has stored."""
         if block["type"] != "image" or self.asked:
@@ -228,7 +243,7 @@ def user_turn(blocks, where, reader):
         if block["type"] == "text" and block["text"]:
             parts.append({"type": "text", "text": block["text"]})
         elif block["type"] == "image":
-            parts.append(image_part(block, f"{where}.{number}"))
+            parts += reader.read_image(block, f"{where}.{number}", reader.asked)
     return results + said("user", joined(parts)) or [{"role": "user", "content": ""}]
 
 
@@ -255,10 +270,11 @@ def tool_message(block, where, parts, reader):
         elif inner["type"] == "tool_reference":
             texts.append(f"The tool {inner['tool_name']} can be called now.")
         else:
-            name = f"[image {len(parts) // 2 + 1} of the tool results]"
-            texts.append(name)
-            parts.append({"type": "text", "text": name})
-            parts.append(image_part(inner, f"{where}.content.{number}"))
+            image = reader.read_image(inner, f"{where}.content.{number}", asked=False)
+            if image:
+                name = f"[image {len(parts) // 2 + 1} of the tool results]"
+                texts.append(name)
+                parts += [{"type": "text", "text": name}, *image]
     text = lines(texts)
     if typed(block, "is_error", bool, "true or false", f"{where}."):
         text = f"Error: {text}"
@@ -278,6 +294,8 @@ def image_part(block, where):
         url = f"data:{media_type};base64,{data}"
     elif kind != "url" or not isinstance(url, str):
         raise invalid(f"{where}.source", "must be of type base64 or url; files are not stored here")
+    if fault := fault_of_image(url):
+        raise invalid(f"{where}.source", fault)
     return {"type": "image_url", "image_url": {"url": url}}
 
 

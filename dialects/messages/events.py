@@ -15,9 +15,9 @@ import logging
 
 from dialects.loose import BLANK
 from dialects.messages.errors import refusal
-from dialects.messages.message import message_id, stop_of
+from dialects.messages.message import NULLS, message_id, stop_of
 from dialects.messages.tool_calls import ToolCall
-from dialects.messages.usage import usage_of
+from dialects.messages.usage import UNKNOWN, UNKNOWN_IN_DELTA, usage_of
 from stream import PieceStream, as_id, dumps
 
 logger = logging.getLogger("sparks")
@@ -25,7 +25,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 EMPTY_BLOCKS = {
     "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
-    "text": {"type": "text", "text": ""},
+    "text": {"type": "text", "text": "", "citations": None},
 }
 DELTAS = {
     "reasoning": b'{"type":"thinking_delta","thinking":"',
@@ -192,7 +192,8 @@ class MessageStream(PieceStream):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {"input_tokens": self.prompt_tokens or 0, "output_tokens": 0},
+            **NULLS,
+            "usage": {**UNKNOWN, "input_tokens": self.prompt_tokens or 0, "output_tokens": 0},
         }
         return event("message_start", message=message) + PING
 
@@ -237,6 +238,12 @@ class MessageStream(PieceStream):
             logger.info("thinking was off; %d tokens of it were left out", self.left_out)
         called = any(tool_call.state != "waiting" for tool_call in self.tool_calls.values())
         reason, sequence = stop_of(self.last_choice, called, self.declined)
-        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        delta = {
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "container": None,
+            "stop_details": None,
+        }
         usage = usage_of(self.usage, self.prompt_tokens, self.tokens)
+        usage = {**UNKNOWN_IN_DELTA, **usage}
         return out + event("message_delta", delta=delta, usage=usage) + STOP

@@ -13,6 +13,9 @@ from stream import as_id, check_finish, loads
 logger = logging.getLogger("sparks")
 REASONS = {"length": "max_tokens", "content_filter": "refusal"}  # by finish_reason
 
+# What the reference always has in a message, and here is never anything else.
+NULLS = {"container": None, "diagnostics": None, "stop_details": None}
+
 
 def message_id(completion_id):
     """The engine's id of the completion as one of a message."""
@@ -55,7 +58,7 @@ def content_blocks(message, thinks):
     texts = (message.get("refusal"), message.get("content"))
     text = "".join(text for text in texts if isinstance(text, str))
     if text.strip():
-        blocks.append({"type": "text", "text": text})
+        blocks.append({"type": "text", "text": text, "citations": None})
     return blocks + list(tool_use_blocks(message.get("tool_calls")))
 
 

@@ -7,6 +7,7 @@ Source: OpenAI's published schema (github.com/openai/openai-openapi), InputItem.
 
 import re
 
+from dialects.engine import fault_of_image
 from dialects.history import LONGEST, Past, in_json
 from dialects.loose import as_dict
 from dialects.read import mended, typed
@@ -418,10 +419,8 @@ def image_part(part, where):
             f"{where}.file_id",
             "is not supported: no files are stored here; send the image in image_url",
         )
-    if not isinstance(url, str) or not url.lower().startswith(("data:", "http://", "https://")):
-        raise invalid(
-            f"{where}.image_url", "must be a data URL (data:image/png;base64,...) or an address"
-        )
+    if fault := fault_of_image(url):
+        raise invalid(f"{where}.image_url", fault)
     image = {"url": url}
     if source.get("detail") in DETAILS:
         image["detail"] = source["detail"]

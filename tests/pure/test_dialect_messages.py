@@ -519,16 +519,20 @@ def test_events_as_they_are():
     stream, out = fed(chat_chunks("Hello there", id="chatcmpl-0123", usage=True))
     assert (out + stream.end()).decode().split("\n\n") == [
         'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_0123","type":"message","role":"assistant",'
-        '"model":"claude-x","content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":7,"output_tokens":0}}}',
+        '"model":"claude-x","content":[],"stop_reason":null,"stop_sequence":null,"container":null,"diagnostics":null,"stop_details":null,'
+        '"usage":{"cache_creation":null,"cache_creation_input_tokens":null,"cache_read_input_tokens":null,"inference_geo":null,'
+        '"output_tokens_details":null,"server_tool_use":null,"service_tier":null,"speed":null,"input_tokens":7,"output_tokens":0}}}',
         'event: ping\ndata: {"type":"ping"}',
-        'event: content_block_start\ndata: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}',
+        'event: content_block_start\ndata: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":"",'
+        '"citations":null}}',
         'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hello"}}',
         'event: content_block_delta\n'
         'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":" there"}}',
         'event: content_block_stop\ndata: {"type":"content_block_stop","index":0}',
-        'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn","stop_sequence":null},'
-        '"usage":{"input_tokens":15,"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":3,'
-        '"output_tokens_details":{"thinking_tokens":0}}}',
+        'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn","stop_sequence":null,'
+        '"container":null,"stop_details":null},'
+        '"usage":{"input_tokens":15,"cache_creation_input_tokens":0,"cache_read_input_tokens":0,'
+        '"output_tokens_details":{"thinking_tokens":0},"server_tool_use":null,"output_tokens":3}}',
         'event: message_stop\ndata: {"type":"message_stop"}', ""]
 
 
@@ -540,10 +544,11 @@ def test_most_events_are_never_parsed(monkeypatch):
 
 
 def test_usage_without_the_engines_figures():
-    """What was counted here; what nobody counted is left out."""
+    """What was counted here; what nobody counted is null."""
     stream, out = fed(chunks(ROLE, says("Hello"), says(" there")))
     assert json.loads(stream.end().split(b"data: ")[1].split(b"\n")[0])["usage"] == {
-        "input_tokens": 7, "cache_creation_input_tokens": 0, "output_tokens": 3}
+        "input_tokens": 7, "cache_creation_input_tokens": 0, "output_tokens": 3, **dict.fromkeys(
+            ["cache_read_input_tokens", "output_tokens_details", "server_tool_use"])}
 
 
 FIGURES = [
@@ -594,6 +599,11 @@ def test_alive():
 
 # ---- the plain answer
 
+def answered(words):
+    """A block of text as answers have it."""
+    return {**text(words), "citations": None}
+
+
 def write(answer, thinks=True, named="claude-x"):
     one = read(ask(model=named, thinking={"type": "adaptive" if thinks else "disabled"}))
     data, usage = messages.write(answer, one)
@@ -607,7 +617,7 @@ def test_a_plain_answer(make, thinks):
     said, usage = write(answer, thinks)
     assert (said["id"], said["type"], said["role"], said["model"]) == ("msg_01", "message", "assistant", "claude-x")
     ids = [block.pop("id") for block in said["content"] if block["type"] == "tool_use"]
-    assert said["content"] == [*[{"type": "thinking", "thinking": "Let me", "signature": ""}] * thinks, text("Hello there"),
+    assert said["content"] == [*[{"type": "thinking", "thinking": "Let me", "signature": ""}] * thinks, answered("Hello there"),
                                {"type": "tool_use", "name": "f", "input": {"a": 1}},
                                {"type": "tool_use", "name": "g", "input": {}}]
     assert len(set(ids)) == 2 and (said["stop_reason"], said["stop_sequence"]) == ("tool_use", None)
@@ -616,16 +626,16 @@ def test_a_plain_answer(make, thinks):
 
 ODD_MESSAGES = [
     ({"content": "\n", "reasoning": None}, [], "end_turn"),
-    ({"content": "<think>hm</think>well"}, [{"type": "thinking", "thinking": "hm", "signature": ""}, text("well")], "end_turn"),
+    ({"content": "<think>hm</think>well"}, [{"type": "thinking", "thinking": "hm", "signature": ""}, answered("well")], "end_turn"),
     ({"tool_calls": [{"id": "t", "function": {"name": "f", "arguments": "{broken"}}]},
-     [text("Hello"), {"type": "tool_use", "id": "t", "name": "f", "input": {"input": "{broken"}}], "tool_use"),
+     [answered("Hello"), {"type": "tool_use", "id": "t", "name": "f", "input": {"input": "{broken"}}], "tool_use"),
     ({"tool_calls": [None, {}, {"function": {"name": ""}}, {"function": {"name": "f"}}], "content": None},
      [{"type": "tool_use", "id": "toolu_0", "name": "f", "input": {}}], "tool_use"),
     ({"tool_calls": "x", "content": 5}, [], "end_turn"),
     ({"tool_calls": [{"id": ident, "function": {"name": "f"}} for ident in ("t", "t", "", None, [5])], "content": None},
      [{"type": "tool_use", "id": ident, "name": "f", "input": {}} for ident in ("t", "toolu_1", "toolu_2", "toolu_3", "toolu_4")],
      "tool_use"),
-    ({"refusal": "I won't.", "content": None}, [text("I won't.")], "refusal"),
+    ({"refusal": "I won't.", "content": None}, [answered("I won't.")], "refusal"),
 ]
 
 
@@ -679,7 +689,7 @@ def test_no_answer(answer):
                                     {"choices": [{"message": None, "finish_reason": "stop"}], "id": []}])
 def test_hardly_an_answer(answer):
     said, _ = write(answer)
-    assert said["content"] == [] and said["id"].startswith("msg_") and said["usage"] == {}
+    assert said["content"] == [] and said["id"].startswith("msg_") and not any(said["usage"].values())
 
 
 NOT_WHOLE = [{}, {"choices": [], "usage": 5}, {"choices": [{}]}, {"choices": [{"message": {"content": "a"}}]},

@@ -82,7 +82,7 @@ def test_example_says_what_each_effort_table_does(subtests):
 def test_defaults(home):
     assert vars(load()) == {
         "upstream": ["http://127.0.0.1:8000"], "upstream_key": None, "model": None, "stand_in_for": ["claude-*", "gpt-*"], "bind": "127.0.0.1:8080",
-        "db": home / "sparks.db", "base_url": None, "description": None, "operator": None, "edge_secret": None,
+        "db": home / "sparks.db", "base_url": None, "description": None, "operator": None, "edge_secret": None, "cors_origins": [],
         "max_active": 8, "max_queued": 64, "queue_timeout": 600, "keep_days": 90, "drain": 30, "log": "logfmt", "keepalive": 15, "keepalive_form": "comment", "stall_timeout": 300, "answer_timeout": 1800, "poll": 5,
         "reasoning_field": "both", "max_body": 100 << 20, "max_bodies": 1 << 30, "image_urls": ["public"], "max_images": 16, "max_image": 20 << 20, "image_timeout": 10,
         "models": []}
@@ -144,6 +144,10 @@ VALUES = [
     ("max_body", "1GB", 1 << 30),
     ("image_urls", "off", []),
     ("image_urls", "Public, pictures.lan,10.0.0.5:9000 , [::1]:80", ["public", "pictures.lan", "10.0.0.5:9000", "[::1]:80"]),
+    ("cors_origins", " * ", ["*"]),
+    ("cors_origins", "https://App.example.net/, http://localhost:3000,null , https://a:443, http://b:80, http://c:443, http://[::1]:5173",
+     ["https://app.example.net", "http://localhost:3000", "null", "https://a", "http://b", "http://c:443", "http://[::1]:5173"]),
+    ("cors_origins", "chrome-extension://abcdef, app://obsidian.md", ["chrome-extension://abcdef", "app://obsidian.md"]),
     ("max_images", "0", 0),
     ("max_image", "5 MB", 5 << 20),
 ]
@@ -168,6 +172,7 @@ def test_database_beside_run_sh_or_absolute(home):
 
 ADDRESS = "must be an address such as http://127.0.0.1:8000"
 ACTIVE = "must be a whole number from 1 to 100000"
+ORIGINS = 'must be "*", or origins such as "https://app.example.net"'
 HOSTS = 'must be "public", "off", or hosts such as "public, pictures.lan, 10.0.0.5:9000"'
 
 
@@ -207,6 +212,8 @@ OUT_OF_RANGE = [
     ("max_body", "1 TB", 'must be a size such as "100 MB"'),
     ("max_bodies", "plenty", 'must be a size such as "100 MB"'),
     ("image_urls", ",", HOSTS), ("image_urls", "http://pictures.lan", HOSTS), ("image_urls", "a b", HOSTS),
+    *(("cors_origins", text, ORIGINS) for text in (
+        "app.example.net", "https://a/path", "https://*.example.net", "https://a b", "https://me@a", "https://a?b", "https://", "*.net")),
     ("image_urls", "*", HOSTS), ("image_urls", "a:port", HOSTS), ("image_urls", "off, a/b", HOSTS),
 ]
 
@@ -250,6 +257,7 @@ WRONG_FILES = [
     ("[models.glm]\nsampling = { top_p = '1' }", 'sparks.toml: models."glm".sampling top_p must be a number from 0 to 1'),
     ("[models.glm]\nsampling = { max_tokens = 0 }",
      f'sparks.toml: models."glm".sampling max_tokens must be a whole number from 1 to {1 << 40}'),
+    ("cors_origins = ['https://a', 1]", f"sparks.toml: cors_origins {ORIGINS}"),
     ("image_urls = [1]", f"sparks.toml: image_urls {HOSTS}"),
     ("[models.a]\ndefault = true\n[models.b]\ndefault = true", "sparks.toml: only one model can be the default"),
     ('[models.""]', "sparks.toml: a model needs a name"), ('[models." "]', "sparks.toml: a model needs a name"),
