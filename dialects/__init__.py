@@ -31,6 +31,7 @@ class Ask:
              to know before the engine says it
     unseen   how many images were left out of `count`
     echo     what the answer repeats of the request, as a list of bytes
+    oddities what is odd about a plain answer, words of stream.py; a stream has its own
     """
 
     path: str | None
@@ -41,6 +42,7 @@ class Ask:
     count: list | None = None
     unseen: int = 0
     echo: list = field(default_factory=list)
+    oddities: set = field(default_factory=set)
 
     @property
     def images(self):

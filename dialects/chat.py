@@ -7,23 +7,21 @@ mend what clients get wrong.
 Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v1/chat/completions.
 """
 
-import reasoning
 from dialects import sampling
 from dialects.engine import engine_chat, is_address
-from dialects.loose import arguments_text
 from dialects.read import choices_asked, mended, parse, read_stream, typed
 from errors import InvalidRequest, error_body
 from stream import (
     ChatStream,
+    arguments_text,
     choices_of,
     chunks_of,
     dumps,
     index_of,
     object_in,
     objects_in,
+    read_message,
     required_choices,
-    set_reasoning,
-    split_thinking,
 )
 
 ROLES = {  # a client's -> the engine's
@@ -68,7 +66,7 @@ def read(body, fleet):
     if not streams:
         return engine_chat(payload, fleet)
     n = choices_asked(payload.get("n"))
-    return engine_chat(payload, fleet, lambda names: ChatStream(names, usage, n))
+    return engine_chat(payload, fleet, lambda names, model: ChatStream(names, usage, n, model.id))
 
 
 # ---- messages
@@ -89,10 +87,10 @@ def read_messages(payload):
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list with at least one message", "messages")
     for at, message in enumerate(messages):
-        read_message(message, f"messages[{at}]")
+        check_message(message, f"messages[{at}]")
 
 
-def read_message(message, where):
+def check_message(message, where):
     """Check one, and bring it into the form that engines take, in place."""
     if not isinstance(message, dict):
         raise bad(where, "must be an object with role and content")
@@ -239,22 +237,17 @@ def write(answer, ask):
         answer = collected(answer)
     for choice in required_choices(answer):
         choice.setdefault("logprobs", None)
+        read_message(choice, answer.get("id"), ask.extra["names"], ask.oddities)
         message = choice.get("message")
         if isinstance(message, dict):
-            write_message(message, ask.extra["names"])
+            fit_schema(message)
+    if "model" in answer:
+        answer["model"] = ask.model.id
     return dumps(answer), answer.get("usage")
 
 
-def write_message(message, names):
-    """Bring an engine's message into OpenAI's form, in place: its reasoning under `names`, thinking
-    that leaked into its content taken out."""
-    content = message.get("content")
-    thought = ""
-    if isinstance(content, str) and not any(message.get(name) for name in reasoning.FIELDS["both"]):
-        thought, rest = split_thinking(content)
-        if rest != content:
-            message["content"] = rest
-    set_reasoning(message, names, thought)
+def fit_schema(message):
+    """Bring an engine's message, which is mended already, into OpenAI's form, in place."""
     for name in NEVER_NULL:
         if message.get(name, "") is None:
             del message[name]

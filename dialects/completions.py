@@ -17,6 +17,7 @@ from stream import (
     data_event,
     dumps,
     index_of,
+    read_text,
     required_choices,
 )
 
@@ -54,7 +55,7 @@ def read(body, fleet):
     n = choices_asked(payload.get("n"))
     if n is not None:
         n *= prompts
-    return Ask(PATH, written(payload), model, PromptStream(usage, n))
+    return Ask(PATH, written(payload), model, PromptStream(usage, n, model.id))
 
 
 def read_prompt(payload):
@@ -91,8 +92,9 @@ def write(answer, ask):
         answer = collected(answer)
     for choice in required_choices(answer):
         choice.setdefault("logprobs", None)
-        if not isinstance(choice.get("text"), str):
-            choice["text"] = ""
+        read_text(choice, ask.oddities)
+    if "model" in answer:
+        answer["model"] = ask.model.id
     usage = answer.get("usage")
     if isinstance(usage, dict):  # some engines' nulls in it OpenAI's schema forbids
         usage = {name: value for name, value in usage.items() if value is not None}

@@ -20,7 +20,7 @@ from dialects.messages.tools import read_tools
 from dialects.messages.usage import usage_of
 from dialects.read import parse, typed
 from errors import InvalidRequest
-from stream import dumps, required_choices
+from stream import dumps, read_message, required_choices
 
 __all__ = ["read", "write", "refusal"]
 
@@ -50,7 +50,7 @@ def read(body, fleet):
     if not typed(request, "stream", bool, "true or false"):
         return engine_chat(payload, fleet, model_name=model_name, thinks=thinks)
     payload["stream"] = True
-    ask = engine_chat(payload, fleet, lambda names: MessageStream(model_name, thinks))
+    ask = engine_chat(payload, fleet, lambda names, model: MessageStream(model_name, thinks))
     return with_count(ask, payload)
 
 
@@ -62,8 +62,9 @@ def write(answer, ask):
     if isinstance(answer, bytes):
         answer = collected(answer)
     choice = required_choices(answer)[0]
+    read_message(choice, answer.get("id"), ("reasoning",), ask.oddities)
     message = as_dict(choice.get("message"))
-    blocks = content_blocks(message, ask.extra["thinks"])
+    blocks = content_blocks(message, ask.extra["thinks"], choice.get("finish_reason"))
     calls_tool = any(block["type"] == "tool_use" for block in blocks)
     reason, sequence = stop_of(choice, calls_tool, bool(message.get("refusal")))
     usage = answer.get("usage")
