@@ -981,7 +981,7 @@ class ChatStream:
         thoughts = [delta[name] for name in self.names if delta.get(name)]
         if not thoughts:
             return False
-        state.thought = True
+        state.thought = state.thought or not thoughts[0].isspace()
         self.look_for_call(thoughts[0].encode("utf-8", "replace"))
         return True
 
@@ -1213,7 +1213,7 @@ def read_message(choice, completion_id, names, oddities):
         oddities.add(CALL_IN_REASONING)
     texts = (message.get("content"), message.get("refusal"))
     spoke = any(isinstance(text, str) and text.strip() for text in texts)
-    note_end(reason, calls, bool(thoughts) and not spoke, oddities)
+    note_end(reason, calls, bool("".join(thoughts).strip()) and not spoke, oddities)
     if calls.cut_short and reason and reason not in CUT:
         choice["finish_reason"] = "length"
 

@@ -234,7 +234,7 @@ def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that
     nobody asked for. Raises Refusal."""
     if isinstance(answer, bytes):
-        answer = collected(answer)
+        answer = collected(answer, ask.oddities)
     for choice in required_choices(answer):
         choice.setdefault("logprobs", None)
         read_message(choice, answer.get("id"), ask.extra["names"], ask.oddities)
@@ -254,10 +254,11 @@ def fit_schema(message):
     message.setdefault("refusal", None)
 
 
-def collected(events):
+def collected(events, oddities):
     """The plain completion (a dict) that a stream's bytes add up to. Raises Refusal if they are no
-    whole answer."""
+    whole answer. What is odd about it is added to `oddities`, a set."""
     stream = ChatStream(usage=True, n=None)  # so that every event is parsed
+    stream.oddities = oddities
     chunks = chunks_of(events, stream)
     choices = {}
     for chunk in chunks:

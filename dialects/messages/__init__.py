@@ -60,7 +60,7 @@ def write(answer, ask):
     answer  a chat completion (a dict), or the bytes of a stream that nobody asked for
     """
     if isinstance(answer, bytes):
-        answer = collected(answer)
+        answer = collected(answer, ask.oddities)
     choice = required_choices(answer)[0]
     read_message(choice, answer.get("id"), ("reasoning",), ask.oddities)
     message = as_dict(choice.get("message"))

@@ -30,4 +30,4 @@ def for_engine(ident):
         found = urlsafe_b64decode(data + "=" * (-len(data) % 4)).decode("utf-8", "surrogatepass")
     except ValueError:  # not made here
         return ident
-    return found if for_client(found) == ident else ident
+    return found if found and for_client(found) == ident else ident

@@ -130,7 +130,7 @@ class Responses:
         """
         stream = ask.extra["response_stream"]
         if isinstance(answer, bytes):
-            answer = collected(answer)
+            answer = collected(answer, ask.oddities)
         stream.oddities = ask.oddities
         stream.feed_plain(answer)
         stream.end()
