@@ -64,6 +64,7 @@ class Metrics:
     """Counts the rows of the ledger; `text()` is the page."""
 
     def __init__(self):
+        """All counts begin at zero."""
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self.requests = Counter()

@@ -807,9 +807,9 @@ class ChatStream:
         if not found or event.count(b'"reasoning') + event.count(b'"content"') > 1:
             return None
         model = self.raw_model
-        if model is not None and model in event:
+        if model is None or model in event or b'"model"' not in event:
             model = None
-        if model is not None and len(MODEL.findall(event)) != event.count(b'"model"') != 1:
+        elif event.count(b'"model"') > 1 or not MODEL.search(event):
             return None
         template = EventTemplate(event, found, self.raw_names, model)
         if template.kind not in self.said:
