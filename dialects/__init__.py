@@ -32,6 +32,7 @@ class Ask:
     unseen   how many images were left out of `count`
     echo     what the answer repeats of the request, as a list of bytes
     ignored  what was left out of the client's request, in the words of a header; or an empty text
+    oddities what is odd about a plain answer, words of stream.py; a stream has its own
     """
 
     path: str | None
@@ -43,6 +44,7 @@ class Ask:
     unseen: int = 0
     echo: list = field(default_factory=list)
     ignored: str = ""
+    oddities: set = field(default_factory=set)
 
     @property
     def images(self):

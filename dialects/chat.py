@@ -7,26 +7,23 @@ mend what clients get wrong.
 Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v1/chat/completions.
 """
 
-from functools import partial
-
-import reasoning
 from dialects import sampling
 from dialects.engine import engine_chat, fault_of_image
 from dialects.history import Ignored, Past
-from dialects.loose import arguments_text, as_dict
+from dialects.loose import as_dict
 from dialects.read import choices_asked, mended, parse, read_stream, typed
 from errors import InvalidRequest, error_body
 from stream import (
     ChatStream,
+    arguments_text,
     choices_of,
     chunks_of,
     dumps,
     index_of,
     object_in,
     objects_in,
+    read_message,
     required_choices,
-    set_reasoning,
-    split_thinking,
 )
 
 ROLES = {  # a client's -> the engine's
@@ -69,7 +66,10 @@ def read(body, fleet):
     make_stream = None
     if streams:
         n = choices_asked(payload.get("n"))
-        make_stream = partial(ChatStream, usage=usage, n=n)
+
+        def make_stream(names, model):
+            return ChatStream(names, usage, n, model.id)
+
     ask = engine_chat(payload, fleet, make_stream)
     ask.ignored = past.ignored.header
     return ask
@@ -97,7 +97,7 @@ def read_messages(payload, past):
         raise InvalidRequest("messages must be a list with at least one message", "messages")
     answered = answered_up_to(messages)
     for at, message in enumerate(messages):
-        read_message(message, f"messages[{at}]", past if at < answered else None)
+        check_message(message, f"messages[{at}]", past if at < answered else None)
 
 
 def answered_up_to(messages):
@@ -108,7 +108,7 @@ def answered_up_to(messages):
     return 0
 
 
-def read_message(message, where, past):
+def check_message(message, where, past):
     """Check one, and bring it into the form that engines take, in place.
 
     past  history.Past, or None for one that asks the model
@@ -271,35 +271,31 @@ def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that
     nobody asked for. Raises Refusal."""
     if isinstance(answer, bytes):
-        answer = collected(answer)
+        answer = collected(answer, ask.oddities)
     for choice in required_choices(answer):
         choice.setdefault("logprobs", None)
+        read_message(choice, answer.get("id"), ask.extra["names"], ask.oddities)
         message = choice.get("message")
         if isinstance(message, dict):
-            write_message(message, ask.extra["names"])
+            fit_schema(message)
+    if "model" in answer:
+        answer["model"] = ask.model.id
     return dumps(answer), answer.get("usage")
 
 
-def write_message(message, names):
-    """Bring an engine's message into OpenAI's form, in place: its reasoning under `names`, thinking
-    that leaked into its content taken out."""
-    content = message.get("content")
-    thought = ""
-    if isinstance(content, str) and not any(message.get(name) for name in reasoning.FIELDS["both"]):
-        thought, rest = split_thinking(content)
-        if rest != content:
-            message["content"] = rest
-    set_reasoning(message, names, thought)
+def fit_schema(message):
+    """Bring an engine's message, which is mended already, into OpenAI's form, in place."""
     for name in NEVER_NULL:
         if message.get(name, "") is None:
             del message[name]
     message.setdefault("refusal", None)
 
 
-def collected(events):
+def collected(events, oddities):
     """The plain completion (a dict) that a stream's bytes add up to. Raises Refusal if they are no
-    whole answer."""
+    whole answer. What is odd about it is added to `oddities`, a set."""
     stream = ChatStream(usage=True, n=None)  # so that every event is parsed
+    stream.oddities = oddities
     chunks = chunks_of(events, stream)
     choices = {}
     for chunk in chunks:

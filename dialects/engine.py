@@ -28,8 +28,8 @@ def engine_chat(payload, fleet, make_stream=None, **extra):
 
     payload       the request in the form of chat completions, `model` a name that clients know;
                   changed in place
-    make_stream   a function: the names under which the client gets the reasoning -> a stream of
-                  stream.py; None: the answer is not streamed
+    make_stream   a function: the names under which the client gets the reasoning, the Model -> a
+                  stream of stream.py; None: the answer is not streamed
     extra         the Ask's
     """
     model = fit_to_model(payload, fleet)
@@ -38,7 +38,7 @@ def engine_chat(payload, fleet, make_stream=None, **extra):
         extra = {"names": names, **extra}
         return Ask(CHAT, written(payload, images_of(payload)), model, extra=extra)
     payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
-    return Ask(CHAT, written(payload, images_of(payload)), model, make_stream(names), extra)
+    return Ask(CHAT, written(payload, images_of(payload)), model, make_stream(names, model), extra)
 
 
 def model_for(fleet, name, purpose):

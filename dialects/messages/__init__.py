@@ -21,7 +21,7 @@ from dialects.messages.tools import read_tools
 from dialects.messages.usage import UNKNOWN, usage_of
 from dialects.read import parse, typed, whole
 from errors import InvalidRequest
-from stream import dumps, required_choices
+from stream import dumps, read_message, required_choices
 
 __all__ = ["read", "write", "refusal"]
 
@@ -51,7 +51,7 @@ def read(body, fleet):
         ask = engine_chat(payload, fleet, model_name=model_name, thinks=thinks)
     else:
         payload["stream"] = True
-        ask = engine_chat(payload, fleet, lambda names: MessageStream(model_name, thinks))
+        ask = engine_chat(payload, fleet, lambda names, model: MessageStream(model_name, thinks))
         with_count(ask, payload)
     ask.ignored = ignored.header
     return ask
@@ -63,10 +63,11 @@ def write(answer, ask):
     answer  a chat completion (a dict), or the bytes of a stream that nobody asked for
     """
     if isinstance(answer, bytes):
-        answer = collected(answer)
+        answer = collected(answer, ask.oddities)
     choice = required_choices(answer)[0]
+    read_message(choice, answer.get("id"), ("reasoning",), ask.oddities)
     message = as_dict(choice.get("message"))
-    blocks = content_blocks(message, ask.extra["thinks"])
+    blocks = content_blocks(message, ask.extra["thinks"], choice.get("finish_reason"))
     calls_tool = any(block["type"] == "tool_use" for block in blocks)
     reason, sequence = stop_of(choice, calls_tool, bool(message.get("refusal")))
     usage = answer.get("usage")

@@ -16,6 +16,7 @@ import re
 from dialects.engine import fault_of_image
 from dialects.history import document_texts
 from dialects.loose import as_dict, as_list
+from dialects.messages import ids
 from dialects.messages.errors import invalid
 from dialects.read import mended, typed
 from errors import InvalidRequest
@@ -278,7 +279,7 @@ def tool_message(block, where, parts, reader):
     text = lines(texts)
     if typed(block, "is_error", bool, "true or false", f"{where}."):
         text = f"Error: {text}"
-    return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": text}
+    return {"role": "tool", "tool_call_id": ids.for_engine(block["tool_use_id"]), "content": text}
 
 
 def image_part(block, where):
@@ -338,4 +339,4 @@ def tool_call_of(block, where):
         function = {"name": block["name"], "arguments": mended(block.get("input"))}
     except RecursionError:
         raise invalid(f"{where}.input", "is nested too deeply") from None
-    return {"id": block["id"], "type": "function", "function": function}
+    return {"id": ids.for_engine(block["id"]), "type": "function", "function": function}

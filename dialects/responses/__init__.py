@@ -9,6 +9,7 @@ what Codex sends.
 """
 
 from dialects import sampling
+from dialects.chat import collected
 from dialects.engine import engine_chat
 from dialects.history import Ignored
 from dialects.read import parse, typed
@@ -107,7 +108,7 @@ class Responses:
         ask = engine_chat(
             passed | chat,
             fleet,
-            (lambda names: stream) if streams else None,
+            (lambda names, model: stream) if streams else None,
             response_stream=stream,
         )
         ask.ignored = ignored.header
@@ -132,9 +133,9 @@ class Responses:
         """
         stream = ask.extra["response_stream"]
         if isinstance(answer, bytes):
-            stream.feed(answer + b"\n\n")
-        else:
-            stream.feed_plain(answer)
+            answer = collected(answer, ask.oddities)
+        stream.oddities = ask.oddities
+        stream.feed_plain(answer)
         stream.end()
         return stream.response, stream.usage
 

@@ -628,12 +628,12 @@ ODD_MESSAGES = [
     ({"content": "\n", "reasoning": None}, [], "end_turn"),
     ({"content": "<think>hm</think>well"}, [{"type": "thinking", "thinking": "hm", "signature": ""}, answered("well")], "end_turn"),
     ({"tool_calls": [{"id": "t", "function": {"name": "f", "arguments": "{broken"}}]},
-     [answered("Hello"), {"type": "tool_use", "id": "t", "name": "f", "input": {"input": "{broken"}}], "tool_use"),
+     [answered("Hello"), {"type": "tool_use", "id": "t", "name": "f", "input": {"input": "{broken"}}], "max_tokens"),
     ({"tool_calls": [None, {}, {"function": {"name": ""}}, {"function": {"name": "f"}}], "content": None},
-     [{"type": "tool_use", "id": "toolu_0", "name": "f", "input": {}}], "tool_use"),
+     [{"type": "tool_use", "id": "call_c1_0", "name": "f", "input": {}}], "tool_use"),
     ({"tool_calls": "x", "content": 5}, [], "end_turn"),
     ({"tool_calls": [{"id": ident, "function": {"name": "f"}} for ident in ("t", "t", "", None, [5])], "content": None},
-     [{"type": "tool_use", "id": ident, "name": "f", "input": {}} for ident in ("t", "toolu_1", "toolu_2", "toolu_3", "toolu_4")],
+     [{"type": "tool_use", "id": ident, "name": "f", "input": {}} for ident in ("t", "call_c1_1", "call_c1_2", "call_c1_3", "call_c1_4")],
      "tool_use"),
     ({"refusal": "I won't.", "content": None}, [answered("I won't.")], "refusal"),
 ]
@@ -644,7 +644,7 @@ def test_odd_messages(subtests):
         with subtests.test(str(change)):
             answer = completion("Hello")
             answer["choices"][0]["message"].update(change)
-            said, _ = write(answer)
+            said, _ = write({**answer, "id": "c1"})
             assert (said["content"], said["stop_reason"]) == (content, reason)
 
 

@@ -687,6 +687,11 @@ def g(**fields):
     return piece("g", None, **fields)
 
 
+def sound(deltas):
+    """The same pieces, each call's first one with its type."""
+    return [[{**one, "type": "function"} if "id" in one else one for one in pieces] for pieces in deltas]
+
+
 def args(text, **fields):
     return piece(None, text, **fields)
 
@@ -779,7 +784,7 @@ def test_an_id_that_comes_late_is_not_another_call():
 
 
 def test_sound_calls_keep_their_bytes():
-    sent = ROLE + calls(*CALLS["vLLM's"]) + calls(*[[args("5", index=1)]] * 3) + ev({}, "tool_calls")
+    sent = ROLE + calls(*sound(CALLS["vLLM's"])) + calls(*[[args("5", index=1)]] * 3) + ev({}, "tool_calls")
     stream = ChatStream()
     assert stream.feed(sent) == sent
     assert stream.tokens == 10
@@ -788,10 +793,10 @@ def test_sound_calls_keep_their_bytes():
 def test_calls_exactly():
     """The bytes of a mended stream: only what must change has changed."""
     sent = calls([piece("f", "1", id="A", type="function", index=1)], [args("2", index=1, id="Z")], [args("3")],
-                 [g(id="B", type="function")])
+                 [g(id="B", type="function")]) + ev({}, "length")
     assert ChatStream().feed(sent) == calls([piece("f", "1", id="A", type="function", index=0)], [args("2", index=0)]) \
         + b"".join(ev({"tool_calls": [{**call, "index": index}]}) for call,
-                   index in ((args("3"), 0), (g(id="B", type="function"), 1)))
+                   index in ((args("3"), 0), (g(id="B", type="function"), 1))) + ev({}, "length")
 
 
 def test_choices_count_their_calls_apart():
@@ -801,7 +806,7 @@ def test_choices_count_their_calls_apart():
                       + calls([f(id="C", index=0)], index=1) + ev({}, "tool_calls") + ev({}, "tool_calls", 1))
     assert client(out)[2] == {0: {"id": "A", "name": "f", "arguments": "1"}}
     assert client(out, 1)[2] == {0: {"id": "B", "name": "g", "arguments": "2"},
-                                 1: {"id": "C", "name": "f", "arguments": ""}}
+                                 1: {"id": "C", "name": "f", "arguments": "{}"}}
 
 
 def test_calls_after_thinking_and_text():
@@ -813,7 +818,7 @@ def test_calls_after_thinking_and_text():
 
 def test_calls_and_text_in_one_delta():
     delta = {"content": "<think>hm</think>Hello", "tool_calls": [f(id="A")]}
-    call = {"id": "A", "name": "f", "arguments": ""}
+    call = {"id": "A", "name": "f", "arguments": "{}"}
     assert client(ChatStream().feed(ev(delta, "tool_calls"))) == ("hm", "Hello", {0: call}, "tool_calls")
 
 

@@ -192,6 +192,20 @@ def test_own_usage(limited):
     assert limited.client(limited.add_key("new")).get("/v1/usage").json()["total"]["requests"] == 0
 
 
+def test_an_odd_answer_is_counted_and_logged_without_its_words(limited, engine):
+    """Plain and streamed, once an answer."""
+    for at, streams in enumerate((False, True), 1):
+        given = completion("secret words")
+        given["choices"][0]["finish_reason"] = "tool_calls"
+        engine.play(Json(given))
+        answer = limited.client().post(PATH, {"messages": HELLO, "stream": streams}, headers={"X-Request-Id": f"odd-{at}"})
+        assert answer.status == 200
+        answer.read_all()
+        wait_until(lambda at=at: gauge(limited, 'sparks_oddities_total{kind="finish_without_call"}') == at, 2)
+        assert f"request odd-{at}: an odd answer: finish_without_call" in limited.log
+    assert "secret words" not in limited.log
+
+
 def test_metrics(limited, engine):
     ask(limited).read_all()
     engine.play(Head(), Hang())
