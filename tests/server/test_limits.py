@@ -329,7 +329,7 @@ def test_reload_command_checks_first(gateway, engine):
 
 
 def test_the_end_lets_streams_run_and_then_tells_them(gateway, engine):
-    front = gateway(drain=3, max_active=2, keepalive=0.2)
+    front = gateway(drain=6, max_active=2, keepalive=0.2)
     chunks = chat_chunks("a b c")
     engine.play(*chunks[:3], Wait(go := threading.Event()), *chunks[3:])
     engine.play(*chunks[:3], Hang())
@@ -344,7 +344,7 @@ def test_the_end_lets_streams_run_and_then_tells_them(gateway, engine):
     assert text_of(short)
     assert text_of(queued)                              # it got the slot of the one that ended
     assert failure(long)[0]["code"] == "shutting_down"
-    assert front.process.wait(5) == 0
+    assert front.process.wait(10) == 0
     rows = [json.loads(line) for line in front.keys("log", "--json").stdout.splitlines()]
     posts = [(row["status"], row["error"]) for row in rows if row["model"]]
     assert sorted(posts, key=str) == [(200, None), (200, None), (503, "shutting_down"), (503, "shutting_down")]
