@@ -40,16 +40,18 @@ class Gateway:
     settings, fleet, gate, ledger   see the modules of these names
     bodies    front.body.Bodies: how much all bodies in memory weigh together
     notes     functions that are told of each request's end: (Row, Key or None)
+    odd       a function that is told a word of stream.py for what is odd about an answer
     live      the calls that have not ended
     """
 
-    def __init__(self, settings, fleet, gate, ledger, bodies, notes=()):
+    def __init__(self, settings, fleet, gate, ledger, bodies, notes=(), odd=None):
         self.settings = settings
         self.fleet = fleet
         self.gate = gate
         self.ledger = ledger
         self.bodies = bodies
         self.notes = notes
+        self.odd = odd
         self.live = set()
 
     def drain(self, seconds):
@@ -255,6 +257,7 @@ class Call:
             attempt(step)
         if self.answer:
             attempt(self.answer.close, whole)
+        attempt(self.note_oddities)
         row = attempt(self.row, status, error, attempt(self.figures) or {})
         if self.ticket:
             attempt(self.leave, attempt(lambda: row.tokens) or 0)
@@ -288,6 +291,25 @@ class Call:
         """The tokens of the request as fields of a Row."""
         stream = self.ask and self.ask.stream
         return tokens_used(self.usage or stream and stream.usage, stream)
+
+    def note_oddities(self):
+        """Log and count what is odd about the engine's answer: never its words."""
+        found = self.oddities()
+        if not found:
+            return
+        logger.warning("request %s: an odd answer: %s", self.id, ", ".join(found))
+        for kind in found:
+            if self.gateway.odd:
+                self.gateway.odd(kind)
+
+    def oddities(self):
+        """What is odd about the engine's answer, words of stream.py."""
+        if self.ask is None:
+            return []
+        found = self.ask.oddities
+        if self.ask.stream is not None:
+            found = found | self.ask.stream.oddities
+        return sorted(found)
 
     def row(self, status, error, tokens):
         """The Row of the ledger. `tokens` are its fields of that sort, a dict."""
@@ -370,6 +392,8 @@ def relay(call, ask):
     settings = call.gateway.settings
     begun = False
     fault = None
+    if (call.key.keepalive_form or settings.keepalive_form) == "chunk":
+        stream.alive_in_chunks(call.id, int(call.started), ask.model.id)
     try:
         call.fetch_images(ask)
         call.enter(ask)

@@ -38,6 +38,7 @@ from store.database import database, open_database
 
 PREFIX = "sk-sparks-"
 RANDOM_BYTES = 32  # 43 URL-safe characters
+MOST_GIVEN = 4  # different keys in one request: each is hashed
 FRESH = 0.01  # seconds for which a gateway does not ask whether keys were changed
 SHOWN = len(PREFIX) + 6  # characters of a key that lists may show
 
@@ -56,6 +57,7 @@ class KeyRow(peewee.Model):
     models = peewee.CharField(null=True)  # patterns, with commas
     expires = peewee.DateTimeField(null=True)  # UTC
     reasoning_field = peewee.CharField(null=True)
+    keepalive_form = peewee.CharField(null=True)
     admin = peewee.BooleanField(default=False)
 
     class Meta:
@@ -80,6 +82,7 @@ class Key(NamedTuple):
     expires: float | None = None  # epoch seconds
     reasoning_field: str | None = None  # None: as the model's
     admin: bool = False
+    keepalive_form: str | None = None  # None: the setting keepalive_form
 
 
 def key_of(row):
@@ -87,7 +90,8 @@ def key_of(row):
     models = ()
     if row.models:
         models = tuple(row.models.split(","))
-    return Key(row.id, row.name, row.limits, models, expires, row.reasoning_field, row.admin)
+    more = row.reasoning_field, row.admin, row.keepalive_form
+    return Key(row.id, row.name, row.limits, models, expires, *more)
 
 
 class Keyring:
@@ -102,22 +106,29 @@ class Keyring:
         self.looked = -FRESH  # by time.monotonic
 
     def check(self, authorization, x_api_key):
-        """The Key of a request's headers (strings, or None). Raises InvalidKey."""
+        """The Key of a request's headers (strings, or None). Raises InvalidKey.
+
+        A client may send somebody else's key beside it, such as one of Anthropic's that is left in
+        its environment.
+        """
         given = credentials(authorization, x_api_key)
         if not given:
             raise InvalidKey(
                 "no API key: send it as 'Authorization: Bearer sk-sparks-...' or in 'x-api-key'"
             )
-        if len(given) > 1:
+        if len(given) > MOST_GIVEN:
             raise InvalidKey("several different API keys: send one")
         self.refresh()
         # How long the look-up of a hash takes says nothing about the key it was made from.
-        key = self.keys.get(digest(given.pop()))
-        if key is None:
-            raise InvalidKey("this API key is wrong or was revoked; ask the operator for a new one")
-        if key.expires is not None and key.expires <= time.time():
+        known = [self.keys[each] for each in map(digest, given) if each in self.keys]
+        valid = [key for key in known if key.expires is None or key.expires > time.time()]
+        if len(valid) == 1:
+            return valid[0]
+        if valid:
+            raise InvalidKey("several different API keys: send one")
+        if known:
             raise InvalidKey("this API key has expired; ask the operator for a new one")
-        return key
+        raise InvalidKey("this API key is wrong or was revoked; ask the operator for a new one")
 
     def refresh(self):
         """Read the keys again if another connection, whose commits SQLite counts, made one."""
@@ -402,6 +413,7 @@ LIMITS = (
     "models",
     "expires",
     "reasoning_field",
+    "keepalive_form",
 )
 
 
@@ -422,6 +434,11 @@ LIMITS = (
     "--reasoning-field",
     type=click.Choice([*reasoning.FIELDS, "none"]),
     help="The name(s) its client reads.",
+)
+@click.option(
+    "--keepalive-form",
+    type=click.Choice([*settings.KEEPALIVE_FORMS, "none"]),
+    help="What keeps its silent streams alive.",
 )
 @click.option("--clear", is_flag=True, help="Drop all limits first.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects instead.")

@@ -64,10 +64,12 @@ class Metrics:
     """Counts the rows of the ledger; `text()` is the page."""
 
     def __init__(self):
+        """All counts begin at zero."""
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self.requests = Counter()
         self.tokens = Counter()
+        self.oddities = Counter()
         self.times = {  # a column of a ledger row, in milliseconds -> its histogram
             "queued_ms": Histogram("sparks_queue_seconds", "Wait for a slot", WAITS),
             "first_ms": Histogram("sparks_first_token_seconds", "Time to the first token", TIMES),
@@ -91,6 +93,10 @@ class Metrics:
             if milliseconds is not None:
                 histogram.observe(milliseconds / 1000)
 
+    def odd(self, kind):
+        """Count an answer about which something is odd: a word of stream.py."""
+        self.oddities[kind] += 1
+
     def collect(self):
         """What prometheus_client asks for: the counters and histograms with their values."""
         requests = CounterMetricFamily(
@@ -101,7 +107,17 @@ class Metrics:
             requests.add_metric(labels, count)
         for kind, count in self.tokens.items():
             tokens.add_metric([kind], count)
-        return [requests, tokens, *(histogram.family() for histogram in self.times.values())]
+        oddities = CounterMetricFamily(
+            "sparks_oddities", "Answers of an engine that were odd", labels=["kind"]
+        )
+        for kind, count in self.oddities.items():
+            oddities.add_metric([kind], count)
+        return [
+            requests,
+            tokens,
+            oddities,
+            *(histogram.family() for histogram in self.times.values()),
+        ]
 
     def text(self):
         return generate_latest(self.registry)

@@ -21,6 +21,11 @@ LEVEL_OF = {
     "max": "longest",
 }
 WORDS = tuple(LEVEL_OF)
+# Numbers of thinking tokens, each with the effort that stands for less of them; from there on: max.
+BUDGETS = ((4096, "low"), (16384, "high"))
+MOST_TOKENS = 1 << 53  # from here on JSON's numbers are not exact
+MODES = ("enabled", "adaptive", "auto", "disabled")  # what `thinking` can say
+CONTROLS = ("reasoning_effort", "reasoning", "thinking", "think")  # fields; the first one wins
 FIELDS = {  # setting -> the names under which a client gets the reasoning
     "both": ("reasoning", "reasoning_content"),
     "reasoning": ("reasoning",),
@@ -150,48 +155,108 @@ def rows(table):
     return out
 
 
-def translate(payload, table):
+def translate(payload, table, budget_field=None):
     """Take every control of thinking out of `payload` (a request body, changed in place) and put in
     what the engine's template understands. A native switch in `chat_template_kwargs` cancels the
-    translation. `table`: a key of TABLES.
+    translation.
+
+    table         a key of TABLES
+    budget_field  the engine's own field for how many tokens a model may think, or None
 
     Raises InvalidRequest for a wrong type, or a word that the table does not have.
     """
     kwargs = payload.get("chat_template_kwargs")
     if kwargs is not None and not isinstance(kwargs, dict):
         raise InvalidRequest("chat_template_kwargs must be an object", "chat_template_kwargs")
-    asked = {name: payload.pop(name, None) for name in ("reasoning_effort", "reasoning", "think")}
+    asked = {name: payload.pop(name, None) for name in CONTROLS}
     if kwargs and any(kwargs.get(name) is not None for name in TABLES[table].native):
         return
-    level = wanted(asked, TABLES[table])
+    level, budget = wanted(asked, TABLES[table])
     if level.kwargs:
         payload["chat_template_kwargs"] = {**(kwargs or {}), **level.kwargs}
     payload.update(level.fields)
+    if budget and budget_field:
+        payload.setdefault(budget_field, budget)
 
 
 def wanted(asked, table):
-    """The Level that a client's controls ask for: `reasoning_effort` wins over `reasoning`, that
-    over `think`."""
-    for name, word in (
-        ("reasoning_effort", asked["reasoning_effort"]),
-        ("reasoning.effort", effort_in(asked["reasoning"])),
+    """(the Level, the tokens of thinking or None) that a client's controls ask for.
+
+    `reasoning_effort` wins over `reasoning`, that over `thinking`, that over `think`.
+    """
+    for read, value in (
+        (in_effort, asked["reasoning_effort"]),
+        (in_reasoning, object_in(asked, "reasoning", '{"effort": "high"}')),
+        (in_thinking, asked["thinking"]),
+        (in_think, asked["think"]),
     ):
-        if word is not None:
-            if not isinstance(word, str) or word not in table.levels:
-                raise InvalidRequest(f"{name} must be one of: {', '.join(table.levels)}", name)
-            return table.levels[word]
-    think = asked["think"]
-    if think is None:
-        return Level("")
-    if not isinstance(think, bool):
+        found = None if value is None else read(value, table)
+        if found:
+            return found
+    return Level(""), None
+
+
+def in_effort(word, table, name="reasoning_effort"):
+    if not isinstance(word, str) or word not in table.levels:
+        raise InvalidRequest(f"{name} must be one of: {', '.join(table.levels)}", name)
+    return table.levels[word], None
+
+
+def in_reasoning(given, table):
+    """What a `reasoning` object asks for: `enabled: false` wins over `effort`, that over
+    `max_tokens`, that over `enabled: true`."""
+    enabled = given.get("enabled")
+    if enabled is not None and not isinstance(enabled, bool):
+        raise InvalidRequest("reasoning.enabled must be true or false", "reasoning.enabled")
+    if enabled is False:
+        return table.levels["none"], None
+    if given.get("effort") is not None:
+        return in_effort(given["effort"], table, "reasoning.effort")
+    if given.get("max_tokens") is not None:
+        return in_budget(given["max_tokens"], table, "reasoning.max_tokens")
+    return (table.on, None) if enabled else None
+
+
+def in_thinking(given, table):
+    """What `thinking` asks for, in the form of Anthropic's API, which others have taken over."""
+    if isinstance(given, bool):
+        return in_think(given, table)
+    expected = 'thinking must be an object such as {"type": "disabled"}'
+    if not isinstance(given, dict):
+        raise InvalidRequest(expected, "thinking")
+    mode = given.get("type")
+    if mode not in MODES:
+        raise InvalidRequest(f"thinking.type must be one of: {', '.join(MODES)}", "thinking.type")
+    if mode == "disabled":
+        return table.levels["none"], None
+    if given.get("budget_tokens") is not None:
+        return in_budget(given["budget_tokens"], table, "thinking.budget_tokens")
+    return None if mode == "auto" else (table.on, None)
+
+
+def in_think(given, table):
+    if not isinstance(given, bool):
         raise InvalidRequest("think must be true or false; for more, use reasoning_effort", "think")
-    return table.on if think else table.levels["none"]
+    return table.on if given else table.levels["none"], None
 
 
-def effort_in(reasoning):
-    """The word in a `reasoning` object, or None."""
-    if reasoning is None:
-        return None
-    if not isinstance(reasoning, dict):
-        raise InvalidRequest('reasoning must be an object such as {"effort": "high"}', "reasoning")
-    return reasoning.get("effort")
+def in_budget(budget, table, name):
+    """The Level for a number of thinking tokens, and the number."""
+    if isinstance(budget, float) and budget.is_integer():
+        budget = int(budget)
+    if type(budget) is not int or not 0 < budget < MOST_TOKENS:
+        raise InvalidRequest(f"{name} must be a positive whole number", name)
+    effort = effort_for(budget)
+    return table.levels.get(effort, table.on), budget
+
+
+def effort_for(budget):
+    """The word for a number of thinking tokens."""
+    return next((effort for limit, effort in BUDGETS if budget < limit), "max")
+
+
+def object_in(asked, name, example):
+    value = asked[name]
+    if value is not None and not isinstance(value, dict):
+        raise InvalidRequest(f"{name} must be an object such as {example}", name)
+    return value

@@ -18,8 +18,13 @@ import reasoning
 from errors import SettingsError
 
 HOME = Path(__file__).resolve().parent
+# What keeps a silent stream alive: comment lines, or empty chunks.
+KEEPALIVE_FORMS = ("comment", "chunk")
 UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 HOST = re.compile(r"(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:\d{1,5})?")  # [IPv6], IPv4 or a name; a port
+# A scheme may be an app's or a browser extension's; a page from a file has the origin "null".
+ORIGIN = re.compile(rf"\*|null|[a-z][a-z0-9+.-]*://{HOST.pattern}")
+USUAL_PORTS = {"http": ":80", "https": ":443"}
 
 
 # ---- readers: a variable's text or a TOML value -> the setting's value
@@ -142,6 +147,23 @@ def read_hosts(value):
     return found
 
 
+def read_origins(value):
+    """Origins of web pages (RFC 6454), with commas or as a list; "*" is any."""
+    parts = value
+    if not isinstance(value, list):
+        parts = read_text(value).split(",")
+    found = [part.strip().lower().rstrip("/") for part in parts if isinstance(part, str)]
+    if len(found) < len(parts) or not all(map(ORIGIN.fullmatch, filter(None, found))):
+        raise ValueError('must be "*", or origins such as "https://app.example.net"')
+    return [without_usual_port(part) for part in found if part]
+
+
+def without_usual_port(origin):
+    """An origin as browsers write it."""
+    scheme = origin.partition(":")[0]
+    return origin.removesuffix(USUAL_PORTS.get(scheme, ""))
+
+
 def read_bind(value):
     text = read_text(value)
     match = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^\s:/]+):(\d{1,5})", text)
@@ -205,10 +227,12 @@ SETTINGS = [
     Setting("description", None, read_text),
     Setting("operator", None, read_text),
     Setting("edge_secret", None, read_secret),
+    Setting("cors_origins", [], read_origins),
     Setting("max_active", 8, whole_number(1, 100_000)),
     Setting("max_queued", 64, whole_number(0, 100_000)),
     Setting("queue_timeout", 600, seconds(0.1, 86400)),
     Setting("keepalive", 15, seconds(0.1, 3600)),
+    Setting("keepalive_form", "comment", one_of(*KEEPALIVE_FORMS)),
     Setting("stall_timeout", 300, seconds(0.1, 86400)),
     Setting("answer_timeout", 1800, seconds(0.1, 86400)),
     Setting("poll", 5, seconds(0.05, 3600)),

@@ -138,6 +138,7 @@ class Service:
             self.ledger,
             Bodies(settings.max_bodies),
             (RequestLog(settings.log).note, metrics.note),
+            metrics.odd,
         )
         metrics.watch(self.gateway)
         self.app = create_app(self.gateway, keys.Keyring(), metrics, own_seal())

@@ -4,7 +4,8 @@ greenlet.
 A stream is fed whatever the engine's socket gave, and returns what the client's socket gets:
 
     feed(bytes) -> bytes      whole events only; never the last one
-    alive(note) -> bytes      a comment for a silent moment
+    alive(note) -> bytes      a sign of life for a silent moment: a comment with the note, or what
+                              `alive_in_chunks` or the API has instead
     end() -> bytes            the last event; raises Refusal where the answer is not whole
     fail(error) -> bytes      the last event of a stream that went wrong
     .tokens, .thoughts        how many events carried a token, and how many of these a thought
@@ -34,7 +35,21 @@ MAX_EVENT = 64 << 20  # bytes; an engine that sends more without a blank line is
 OPEN = "<think>"
 CLOSE = "</think>"
 NAMES = ("reasoning", "reasoning_content")  # of the reasoning's field; engines use either
+CALL_TAG = b"<tool_call>"  # how several models write a call, which an engine's parser takes out
+BLANK = re.compile(rb"(?: |\\[nrt])*+")  # white space, as the inside of a JSON string
+ABANDONED = "the engine gave this answer up; send the request again"
 BROKE_OFF = "the engine broke off before the answer was finished; send the request again"
+FINISHES = ("stop", "length", "tool_calls", "content_filter", "function_call")
+CUT = ("length", "content_filter")  # the finish_reasons of an answer that is not all there
+
+# What is odd about an answer, and worth counting: Ask.oddities, sparks_oddities_total{kind}.
+ONLY_REASONING = "only_reasoning"
+CALL_IN_REASONING = "call_in_reasoning"
+NO_CALL = "finish_without_call"
+NO_NAME = "call_without_name"
+SAME_ID = "calls_of_one_id"
+NO_OBJECT = "arguments_not_object"
+UNKNOWN_FINISH = "unknown_finish"
 
 
 # ---- events
@@ -220,14 +235,15 @@ def overlap(text, tag):
     return 0
 
 
-def split_thinking(content):
-    """(reasoning, content) of a whole message. Its thinking may also have lost the opening tag."""
+def split_thinking(content, thought=False):
+    """(reasoning, content) of a whole message. Its thinking may also have lost the opening tag,
+    unless the engine has found some (`thought`)."""
     leak = LeakedThinking()
     reasoning, rest = leak.feed(content)
     last_reasoning, last_rest = leak.flush()
     reasoning += last_reasoning
     rest += last_rest
-    if not reasoning and leak.past_tags and rest == content:
+    if not thought and not reasoning and leak.past_tags and rest == content:
         before, tag, after = content.partition(CLOSE)
         quoted = before.endswith(("`", "'", '"'))
         if tag and OPEN not in before and not quoted:
@@ -255,67 +271,305 @@ def set_reasoning(message, names, extra=""):
 # ---- tool calls
 
 
-class ToolCalls:
-    """Tells the tool calls of one choice apart. Engines forget the index, use one index for two
-    calls, or repeat id and name with each piece, which the SDKs would join to one long id.
+MARK = re.compile(r'"|\\.|\\\Z|[{}\[\]]', re.S)
+# The fields of a piece of a call, and of its function, that are read here; the others go on.
+CALL_FIELDS = ("index", "id", "type", "function")
+FUNCTION_FIELDS = ("name", "arguments")
 
-    by_id, by_index   an engine's id, an engine's index -> the true index
-    names             of the calls so far; None while a call has none
-    """
+
+def arguments_text(value):
+    """A piece of a tool call's arguments as a text; some engines give an object instead."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return dumps(value).decode()
+
+
+def call_id(value):
+    """An engine's id of a call as a text, or None where it is none."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        return None
+    return str(value) or None
+
+
+def without(table, names):
+    return {name: value for name, value in table.items() if name not in names}
+
+
+class ObjectEnd:
+    """Finds the end of a JSON object (or list) that arrives in pieces."""
 
     def __init__(self):
+        self.depth = 0  # brackets that are open
+        self.in_string = False
+        self.escaping = False  # the last piece ended with a backslash
+        self.reached = False
+
+    def cut(self, text):
+        """As much of the text as belongs to the object."""
+        if self.reached or not text:
+            return ""
+        begin = int(self.escaping)
+        self.escaping = False
+        for found in MARK.finditer(text, begin):
+            mark = found[0]
+            if mark == '"':
+                self.in_string = not self.in_string
+            elif mark[0] == "\\":
+                self.escaping = len(mark) == 1
+            elif not self.in_string:
+                if mark in "{[":
+                    self.depth += 1
+                    continue
+                self.depth -= 1
+                if not self.depth:
+                    self.reached = True
+                    return text[: found.end()]
+        return text
+
+
+class ToolCall:
+    """A tool call as it comes from the engine.
+
+    id         the engine's; then the client's
+    name       "" while it is not known
+    index      the true one; None until the client hears of it, which takes a name
+    indexed    the engine has given an index too
+    arguments  the pieces of their text
+    blank      white space that may stand before them
+    end        finds their end, where it can be found
+    whole      that has come
+    first      the piece that begins it, while its name can still go on
+    """
+
+    def __init__(self, ident):
+        self.id = ident
+        self.name = ""
+        self.index = None
+        self.indexed = False
+        self.arguments = []
+        self.blank = []
+        self.end = None
+        self.whole = False
+        self.first = None
+
+    def take(self, text):
+        """As much of a piece of text as belongs to the arguments. White space waits for more."""
+        if not self.arguments:
+            if not text.strip():
+                self.blank.append(text)
+                return ""
+            text = "".join(self.blank) + text
+            if text.lstrip()[0] in '{["':
+                self.end = ObjectEnd()
+        if self.end:
+            text = self.cut(text)
+        if text:
+            self.arguments.append(text)
+        return text
+
+    def cut(self, text):
+        """A piece of an object up to the object's end. After an empty one more is taken: some
+        engines say {} before they know better."""
+        cut = self.end.cut(text)
+        self.whole = self.end.reached
+        if self.whole and cut and "".join([*self.arguments, cut]).split() == ["{}"]:
+            self.end = None
+            return text
+        return cut
+
+    def is_followed(self, name, text):
+        """Whether a piece of the same id or index, with this name and this text of arguments,
+        belongs to another call."""
+        if not name or not self.name:
+            return False
+        if self.index is not None and self.first is None and name != self.name:
+            return True
+        return self.whole and bool(text.strip())
+
+    @property
+    def cut_short(self):
+        """Whether the arguments have begun and not ended."""
+        end = self.end
+        return bool(end and not end.reached and (end.depth > 0 or end.in_string))
+
+    @property
+    def is_object(self):
+        try:
+            value = loads("".join(self.arguments).encode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(value, dict)
+
+
+class ToolCalls:
+    """The tool calls of one choice, told apart and mended: each has an id of its own (a text), a
+    name that is whole, and arguments that end where their object ends. Engines forget the index,
+    use one index for two calls, or repeat id and name with each piece, which the SDKs would join
+    to one long id; they say the name in pieces, or after the arguments, or never.
+
+    calls             all of them, in the order in which they came
+    by_id, by_index   an engine's id, an engine's index -> its call
+    """
+
+    def __init__(self, oddities, fresh):
+        """
+        oddities  a set, to which what is odd is added
+        fresh     a list, to which calls are added that have begun, and whose names can still go on
+        """
+        self.oddities = oddities
+        self.fresh = fresh
+        self.renamed = False  # a name has gone on
+        self.calls = []
+        self.begun = 0
+        self.judged = 0  # how many of them have ended
+        self.cut_short = False  # one of these is not all there: a tool would run on half its input
         self.by_id = {}
         self.by_index = {}
-        self.names = []
 
-    def place(self, tool_call, completion_id):
-        """Set the true index in a piece of a tool call (a dict, changed in place). Returns whether
-        anything changed."""
-        before = dict(tool_call)
-        engine_index = as_id(tool_call.get("index"))
-        engine_id = as_id(tool_call.get("id"))
-        function = object_in(tool_call, "function")
-        index = self.known(engine_index, engine_id, function.get("name"))
-        if index is None:
-            index = self.open(tool_call, engine_id, completion_id)
-        else:
-            tool_call.pop("id", None)
-            if function.get("name") == self.names[index] and "name" in function:
-                function = {name: value for name, value in function.items() if name != "name"}
-                tool_call["function"] = function
+    def take(self, piece, completion_id):
+        """What the client gets for a piece of a call: a dict, or None where that is nothing."""
+        function = object_in(piece, "function")
+        name = name_in(function)
+        text = arguments_text(function.get("arguments"))
+        engine_index = as_id(piece.get("index"))
+        engine_id = call_id(piece.get("id"))
+        call = self.known(engine_index, engine_id, name, text) or self.open(engine_id)
         if engine_index is not None:
-            self.by_index[engine_index] = index
-        tool_call["index"] = index
-        self.names[index] = self.names[index] or function.get("name")
-        return tool_call != before
-
-    def known(self, engine_index, engine_id, name):
-        """The true index of the call that a piece goes on with, or None if it begins one."""
-        index = self.by_id.get(engine_id)
-        begins_another = (  # some engines give several calls one id
-            name
-            and engine_index is not None
-            and engine_index not in self.by_index
-            and index in self.by_index.values()
-        )
-        if index is not None and not begins_another:
-            return index
-        if engine_index is not None:
-            return None if engine_id and name else self.by_index.get(engine_index)
-        if not self.names or name and (engine_id or self.names[-1]):
+            self.by_index[engine_index] = call
+            call.indexed = True
+        if call.index is None:
+            return self.take_early(call, piece, completion_id)
+        if call.first is not None and name not in ("", call.name):
+            call.name += name
+            call.first["function"]["name"] = call.name
+            self.renamed = True
+        text = call.take(text)
+        if text:
+            call.first = None
+        if not (text or without(piece, CALL_FIELDS) or without(function, FUNCTION_FIELDS)):
             return None
-        return len(self.names) - 1
+        more = {**without(piece, ("id",)), "index": call.index}
+        if more.get("type") != "function":
+            more.pop("type", None)
+        more["function"] = {**without(function, ("name",)), "arguments": text}
+        return more
 
-    def open(self, tool_call, engine_id, completion_id):
-        """Begin a call, and give it an id of its own: without one the client could not send the
-        tool's result back. Returns its true index."""
-        index = len(self.names)
-        self.names.append(None)
-        if not engine_id or engine_id in self.by_id:
+    def take_early(self, call, piece, completion_id):
+        """The same of a call that has not begun. Its name may come after its arguments."""
+        function = object_in(piece, "function")
+        early = bool(call.arguments)
+        text = call.take(arguments_text(function.get("arguments")))
+        call.name = name_in(function)
+        if not call.id:
+            self.name_by(call, call_id(piece.get("id")))
+        if not call.name:
+            return None
+        first = self.begin(call, piece, completion_id)
+        if early or not text:
+            call.first = first
+            self.fresh.append(call)
+        return first
+
+    def known(self, engine_index, engine_id, name, text):
+        """The call that a piece goes on with, or None if it begins one."""
+        call = self.by_id.get(engine_id)
+        if call is not None:
+            new_index = engine_index is not None and engine_index not in self.by_index
+            if name and new_index and call.indexed:  # some engines give several calls one id
+                return None
+            return None if call.is_followed(name, text) else call
+        if engine_index is not None:
+            call = self.by_index.get(engine_index)
+            if call is None or call.is_followed(name, text):
+                return None
+            return None if engine_id and name and (call.id or call.arguments) else call
+        if not self.calls or name and (engine_id or self.calls[-1].name):
+            return None
+        return self.calls[-1]
+
+    def open(self, engine_id):
+        call = ToolCall(None)
+        self.calls.append(call)
+        self.name_by(call, engine_id)
+        return call
+
+    def name_by(self, call, engine_id):
+        """Give a call the engine's id, unless that is another one's."""
+        if engine_id is None:
+            return
+        if engine_id in self.by_id:
+            self.oddities.add(SAME_ID)
             self.by_id[engine_id] = None  # it tells no calls apart any more
-            tool_call["id"] = f"call_{completion_id}_{index}"
-        self.by_id[tool_call["id"]] = index
-        return index
+            return
+        call.id = engine_id
+        self.by_id[engine_id] = call
+
+    def begin(self, call, piece, completion_id):
+        """The first piece for the client. Without an id it could not send the result back."""
+        call.index = self.begun
+        self.begun += 1
+        if not call.id:
+            call.id = f"call_{completion_id}_{call.index}"
+            while call.id in self.by_id:
+                call.id += "_"
+            self.by_id[call.id] = call
+        function = {**object_in(piece, "function"), "name": call.name}
+        if call.arguments or "arguments" in function:
+            function["arguments"] = "".join(call.arguments)
+        return {
+            **piece,
+            "index": call.index,
+            "id": call.id,
+            "type": "function",
+            "function": function,
+        }
+
+    def whole(self, pieces, completion_id, cut):
+        """The calls of a whole message (dicts), of which each piece is one.
+
+        cut  whether the message was cut off, so that a call's arguments may not have begun
+        """
+        out = []
+        for piece in pieces:
+            function = object_in(piece, "function")
+            call = self.open(call_id(piece.get("id")))
+            call.take(arguments_text(function.get("arguments")))
+            call.name = name_in(function)
+            if call.name:
+                if not call.arguments and not cut:
+                    call.arguments.append("{}")
+                piece = {**piece, "function": {"arguments": "", **function}}
+                out.append(without(self.begin(call, piece, completion_id), ("index",)))
+        self.judge()
+        return out
+
+    def close(self):
+        """The last pieces, as a whole choice ends: SDKs cannot read arguments that are empty."""
+        out = []
+        for call in self.calls[self.judged :]:
+            if call.index is not None and not call.arguments:
+                call.arguments.append("{}")
+                out.append({"index": call.index, "function": {"arguments": "{}"}})
+        return out
+
+    def judge(self):
+        """Look at the calls that have ended."""
+        for call in self.calls[self.judged :]:
+            if call.index is None:
+                self.oddities.add(NO_NAME)
+            elif call.cut_short:
+                self.cut_short = True
+            elif call.arguments and not call.is_object:
+                self.oddities.add(NO_OBJECT)
+        self.judged = len(self.calls)
+
+
+def name_in(function):
+    """The name in a function, or "" where it has none."""
+    name = function.get("name")
+    return name if isinstance(name, str) else ""
 
 
 # ---- chat completion chunks
@@ -325,9 +579,10 @@ class ToolCalls:
 INSIDE = rb'":"((?!")[^"\\]*(?:\\.[^"\\]*)*)"'
 CHAT_TEXT = re.compile(rb'"(content|reasoning|reasoning_content)' + INSIDE)
 COMPLETION_TEXT = re.compile(rb'"(text)' + INSIDE)
+MODEL = re.compile(rb'"model"' + INSIDE[1:])
 
 # As numbers: looking for bytes in bytes takes seven times as long.
-QUOTE, LF, CR, BACKSLASH = b'"\n\r\\'
+QUOTE, LF, CR, BACKSLASH, LESS = b'"\n\r\\<'
 
 # Whatever holds one of these says more than a text.
 NOT_ONLY_TEXT = (b'"tool_calls"', b'"role"', b'"usage"', b'"error"')
@@ -340,17 +595,18 @@ class EventTemplate:
     before, after   the bytes around the text, with the blank line
     begin, end      where in such an event the text stands, as a slice's bounds
     thought, kind   whether the text is reasoning; "reasoning" or "text"
-    joints          for a client that gets the reasoning under other names: what stands before,
-                    between and after the texts; else None
+    joints          for a client that gets the reasoning, or the model, under other names: what
+                    stands before, between and after the texts; else None
     """
 
     __slots__ = ("before", "after", "begin", "end", "joints", "thought", "kind")
 
-    def __init__(self, event, found, names):
+    def __init__(self, event, found, names, model=None):
         """
         event   one that is all text, without its blank line
         found   the text in it: a match of CHAT_TEXT or COMPLETION_TEXT
         names   those under which the client gets the reasoning, as bytes
+        model   what the client gets for the model's name, with the field's; None: what came
         """
         self.before = event[: found.start(2)]
         self.after = event[found.end(2) :] + b"\n\n"
@@ -363,6 +619,11 @@ class EventTemplate:
             head = event[: found.start()]
             fields = [b'"%b":"' % name for name in names]
             self.joints = (head + fields[0], *(b'",' + field for field in fields[1:]), self.after)
+        if model is not None:
+            first, *between = (self.joints or (self.before, self.after))[:-1]
+            ends = (MODEL.sub(lambda _: model, end) for end in (first, self.after))
+            first, last = ends
+            self.joints = (first, *between, last)
 
     def text(self, data):
         """The text of an event that fits, or None. `data` is one event with its blank line, or
@@ -385,12 +646,16 @@ class ChoiceState:
     """What is known of one choice of a completion.
 
     finished   its finish_reason has come
+    thought    it has said some reasoning
+    spoke      it has said something else, which is not only white space
     """
 
-    def __init__(self):
+    def __init__(self, tool_calls):
         self.leak = LeakedThinking()
-        self.tool_calls = ToolCalls()
+        self.tool_calls = tool_calls
         self.finished = False
+        self.thought = False
+        self.spoke = False
 
 
 class ChatStream:
@@ -401,15 +666,20 @@ class ChatStream:
     """
 
     chunk_object = "chat.completion.chunk"  # what a chunk's `object` says
+    id_prefix = "chatcmpl-"
+    closes_calls = True  # a call whose arguments are empty gets {}
     text_pattern = CHAT_TEXT
 
-    def __init__(self, names=NAMES, usage=False, n=1):
+    def __init__(self, names=NAMES, usage=False, n=1, model=None):
         """
         names   the names under which the client gets the reasoning
         usage   whether the client asked for the usage chunk (the engine is always asked)
         n       how many choices the request asks for; None: unknown, and every event is parsed
+        model   the model's name for the client; None: the engine's
         """
         self.names = names
+        self.model = model
+        self.raw_model = model and b'"model":' + dumps(model)
         self.raw_names = tuple(name.encode() for name in names)
         self.wants_usage = usage
         self.n = n
@@ -418,11 +688,22 @@ class ChatStream:
         self.choices = {}  # index -> ChoiceState
         self.past_tags = False  # no leaked tag can come any more: content needs no look
         self.template = None  # of the latest event that was all text
+        self.said = set()  # the kinds of such events
+        self.tag = b""  # the end of the reasoning so far, if a call's tag can begin with it
+        self.held = None  # (chunk, data, changed) of a call whose name can still go on
+        self.held_calls = []  # those that begin in it
+        self.fresh = []  # the calls that begin in the chunk which is read
+        self.early = []  # choices (dicts) for a chunk before the one that ends them
+        self.oddities = set()
         self.over = False
         self.fault = None
         self.tokens = 0
         self.thoughts = 0
         self.usage = None
+        # signs of life as chunks
+        self.head = None  # what they say of the completion: its id, object, created, model
+        self.named = False  # the engine's first chunk has come, and they say the same
+        self.renames = False  # one came before it, and the engine's chunks say the same as that
 
     def feed(self, data):
         """The client's bytes for these of the engine's."""
@@ -447,6 +728,10 @@ class ChatStream:
 
     def feed_plain(self, completion):
         """Feed a plain completion (a dict), of an engine that does not stream."""
+        try:
+            self.read_plain(completion)
+        except UpstreamError as fault:
+            return self.break_off(fault)
         head = {name: completion.get(name) for name in ("id", "created", "model")}
         head["object"] = self.chunk_object
         chunks = [{**head, "choices": [self.chunk_of(choice)]} for choice in choices_of(completion)]
@@ -454,18 +739,56 @@ class ChatStream:
             chunks.append({**head, "choices": [], "usage": completion["usage"]})
         return self.feed(b"".join(map(data_event, chunks)) + DONE)
 
+    def read_plain(self, completion):
+        """Mend a plain completion in place. Raises UpstreamError where it is no answer."""
+        for choice in choices_of(completion):
+            read_message(choice, completion.get("id"), self.names, self.oddities)
+            self.choice_state(choice).leak.state = "content"  # what had leaked is taken out
+
     def chunk_of(self, choice):
         """A whole choice as the only chunk of its stream."""
         message = object_in(choice, "message")
+        delta = {name: value for name, value in message.items() if value is not None}
+        if delta.get("tool_calls"):
+            calls = delta["tool_calls"]
+            delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(calls)]
         return {
             "index": choice.get("index", 0),
-            "delta": {name: value for name, value in message.items() if value is not None},
+            "delta": delta,
             "logprobs": choice.get("logprobs"),
             "finish_reason": choice.get("finish_reason"),
         }
 
     def alive(self, note="keep-alive"):
-        return b": %b\n\n" % note.encode()
+        index = self.open_choice()
+        if self.head is None or index is None:
+            return b": %b\n\n" % note.encode()
+        self.renames = self.renames or not self.named
+        return data_event({**self.head, "choices": [self.empty_choice(index)]})
+
+    def alive_in_chunks(self, name, created, model):
+        """Have the signs of life be empty chunks, for clients that count events and no comments.
+
+        They are called what the engine's chunks are; until one has come, `name`, in epoch seconds
+        `created`, and `model`.
+        """
+        self.head = {
+            "id": self.id_prefix + name,
+            "object": self.chunk_object,
+            "created": created,
+            "model": model,
+        }
+        self.single = False  # the engine's first chunk has to be read
+
+    def open_choice(self):
+        """The index of a choice that may still grow; None after the last finish, which an empty
+        chunk would hide from clients that look at the last one."""
+        if not self.choices:
+            return 0
+        return next((at for at, choice in self.choices.items() if not choice.finished), None)
+
+    def empty_choice(self, index):
+        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
 
     def end(self):
         """The last event. Raises Refusal where the answer is not whole."""
@@ -505,6 +828,7 @@ class ChatStream:
         """The client's event where the bytes show that it is all text, else None."""
         if not (
             self.single
+            and self.held is None
             and event.startswith(b"data: {")
             and b'"finish_reason":null' in event
             and (self.past_tags or b'"content":' not in event)
@@ -516,7 +840,17 @@ class ChatStream:
         found = self.text_pattern.search(event)
         if not found or event.count(b'"reasoning') + event.count(b'"content"') > 1:
             return None
-        self.template = EventTemplate(event, found, self.raw_names)
+        model = self.raw_model
+        if model is None or model in event or b'"model"' not in event:
+            model = None
+        elif event.count(b'"model"') > 1 or not MODEL.search(event):
+            return None
+        template = EventTemplate(event, found, self.raw_names, model)
+        if template.kind not in self.said:
+            if BLANK.fullmatch(found[2]):  # line ends alone say nothing
+                return None
+            self.said.add(template.kind)
+        self.template = template
         return self.write_event(event + b"\n\n", found[2])
 
     def from_json(self, event):
@@ -546,8 +880,18 @@ class ChatStream:
         """The client's bytes for an event of the present template, of which this is the text."""
         template = self.template
         self.tokens += 1
-        self.thoughts += template.thought
+        if template.thought:
+            self.thoughts += 1
+            if LESS in text or self.tag:
+                self.look_for_call(text)
         return event if template.joints is None else text.join(template.joints)
+
+    def look_for_call(self, text):
+        """Note whether reasoning (bytes) holds the tag of a call, which may come in pieces."""
+        text = self.tag + text
+        self.tag = text[len(text) - overlap(text, CALL_TAG) :]
+        if CALL_TAG in text:
+            self.oddities.add(CALL_IN_REASONING)
 
     def write_chunk(self, chunk, data, changed):
         """The client's bytes for a chunk that was read.
@@ -567,7 +911,12 @@ class ChatStream:
         changed = self.take_usage(chunk, choices)
         if changed is None:
             return b""
+        changed = self.take_model(chunk) or changed
+        if self.head is not None:
+            changed = self.rename(chunk) or changed
         mended = [self.mend_choice(choice, chunk) for choice in choices]
+        if self.fault:
+            return b""
         if None in mended:
             kept = [choice for choice, how in zip(choices, mended, strict=True) if how is not None]
             if not kept:
@@ -578,7 +927,52 @@ class ChatStream:
             self.past_tags = bool(self.choices) and all(
                 choice.leak.past_tags for choice in self.choices.values()
             )
-        return self.write_chunk(chunk, data, changed or any(mended))
+        return self.resume() + self.write_mended(chunk, data, changed or any(mended))
+
+    def write_mended(self, chunk, data, changed):
+        """The client's bytes for a chunk that is mended, or none while it is held back."""
+        fresh = self.fresh[:]
+        self.fresh.clear()
+        if fresh and not any(choice.get("finish_reason") for choice in choices_of(chunk)):
+            self.held = (chunk, data, changed)
+            self.held_calls = fresh
+            self.template = None
+            return b""
+        early = b""
+        if self.early:
+            before = {**chunk, "choices": self.early}
+            before.pop("usage", None)
+            self.early = []
+            early = self.write_chunk(before, b"", True)
+        return early + self.write_chunk(chunk, data, changed)
+
+    def resume(self):
+        """The client's bytes for the chunk that was held back."""
+        if self.held is None:
+            return b""
+        for call in self.held_calls:
+            call.first = None
+        out = self.write_chunk(*self.held)
+        self.held = None
+        return out
+
+    def take_model(self, chunk):
+        """Give the model its name for the client. Returns whether it had another one."""
+        if self.model is None or chunk.get("model", self.model) == self.model:
+            return False
+        chunk["model"] = self.model
+        return True
+
+    def rename(self, chunk):
+        """Have the engine's chunks and the signs of life agree, on what the first of them all said.
+        Returns whether the chunk changed."""
+        if self.renames:
+            chunk.update(self.head)
+            return True
+        self.head.update((name, chunk[name]) for name in self.head if name in chunk)
+        self.named = True
+        self.single = self.n == 1
+        return False
 
     def take_usage(self, chunk, choices):
         """Note the usage, and take it off for a client that did not ask. Returns whether the chunk
@@ -599,25 +993,91 @@ class ChatStream:
 
     def mend_choice(self, choice, chunk):
         """Mend a choice in place. Returns whether it changed, or None if nothing is left of it."""
-        state = self.choices.setdefault(index_of(choice), ChoiceState())
+        state = self.choice_state(choice)
         delta = choice.get("delta")
         changed = not isinstance(delta, dict)
         if changed:
             delta = choice["delta"] = {}
         finishes = bool(choice.get("finish_reason"))  # some engines say "" all along
-        had_content = delta.get("content")
+        had_words = delta.get("content") or delta.get("tool_calls")
+        had_call = bool(delta.get("tool_calls"))
         changed = self.mend_text(delta, state, finishes) or changed
-        for tool_call in objects_in(delta, "tool_calls"):
-            placed = state.tool_calls.place(tool_call, chunk.get("id") or "0")
-            changed = placed or changed
-        state.finished = state.finished or finishes
+        if had_call:
+            changed = self.mend_calls(delta, state, chunk) or changed
         says = any(delta.get(name) for name in ("content", "tool_calls", "refusal", *NAMES))
-        self.tokens += bool(says or finishes)  # the last one is the token that ends the turn
-        self.thoughts += any(delta.get(name) for name in NAMES)
-        held_back = had_content and not says
+        self.tokens += bool(says or had_call or finishes)  # the last one ends the turn
+        self.thoughts += self.note_texts(delta, state)
+        if finishes:
+            changed = self.end_choice(choice, state) or changed
+        held_back = had_words and not says
         if held_back and not (finishes or "role" in delta or choice.get("logprobs")):
             return None
         return changed
+
+    def choice_state(self, choice):
+        """The ChoiceState of a choice."""
+        index = index_of(choice)
+        if index not in self.choices:
+            self.choices[index] = ChoiceState(ToolCalls(self.oddities, self.fresh))
+        return self.choices[index]
+
+    def note_texts(self, delta, state):
+        """Note what a mended delta says. Returns whether that is reasoning."""
+        texts = (delta.get("content"), delta.get("refusal"))
+        state.spoke = state.spoke or any(isinstance(text, str) and text.strip() for text in texts)
+        thoughts = [delta[name] for name in self.names if delta.get(name)]
+        if not thoughts:
+            return False
+        state.thought = state.thought or not thoughts[0].isspace()
+        self.look_for_call(thoughts[0].encode("utf-8", "replace"))
+        return True
+
+    def mend_calls(self, delta, state, chunk):
+        """Mend the pieces of tool calls in a delta. Returns whether it changed."""
+        given = delta["tool_calls"]
+        calls = state.tool_calls
+        completion_id = chunk.get("id") or "0"
+        pieces = [calls.take(piece, completion_id) for piece in objects_in(delta, "tool_calls")]
+        mended = [piece for piece in pieces if piece is not None]
+        if calls.renamed and self.held is not None:
+            self.held = (*self.held[:2], True)
+        calls.renamed = False
+        if mended:
+            delta["tool_calls"] = mended
+        else:
+            del delta["tool_calls"]
+        return mended != given
+
+    def end_choice(self, choice, state):
+        """End a choice (a dict, changed in place). Returns whether it changed."""
+        reason = choice["finish_reason"]
+        state.finished = True
+        if reason in GIVEN_UP and self.counts(choice):
+            self.break_off(UpstreamError(ABANDONED))
+            return True
+        calls = state.tool_calls
+        last = ()
+        if self.closes_calls and reason not in CUT:
+            last = calls.close()
+        calls.judge()
+        thought = state.thought or "reasoning" in self.said
+        spoke = state.spoke or "text" in self.said
+        note_end(reason, calls, thought and not spoke, self.oddities)
+        if last:  # before the end: some SDKs look at no call that comes with it
+            delta = choice["delta"]
+            delta = {**delta, "tool_calls": [*(delta.get("tool_calls") or ()), *last]}
+            early = without(choice, ("stop_reason",))
+            self.early.append({**early, "delta": delta, "finish_reason": None})
+            choice["delta"] = {}
+            choice["logprobs"] = None
+        cut_short = calls.cut_short and reason not in CUT
+        if cut_short:
+            choice["finish_reason"] = "length"
+        return cut_short or bool(last)
+
+    def counts(self, choice):
+        """Whether a choice belongs to the answer."""
+        return True
 
     def mend_text(self, delta, state, finishes):
         """Take leaked thinking out of a delta's content, and give the reasoning its names. Returns
@@ -640,27 +1100,36 @@ class ChatStream:
 
 class CompletionStream(ChatStream):
     """A text completion stream. What the model writes is the answer: no tag in it is looked for.
-    `usage` and `n` as for a chat."""
+    `usage`, `n` and `model` as for a chat."""
 
     chunk_object = "text_completion"
+    id_prefix = "cmpl-"
     text_pattern = COMPLETION_TEXT
 
-    def __init__(self, usage=False, n=1):
-        super().__init__((), usage, n)
+    def __init__(self, usage=False, n=1, model=None):
+        super().__init__((), usage, n, model)
+
+    def read_plain(self, completion):
+        for choice in choices_of(completion):
+            read_text(choice, self.oddities)
 
     def chunk_of(self, choice):
         return choice
 
+    def empty_choice(self, index):
+        return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+
     def mend_choice(self, choice, chunk):
         """Mend one choice in place. Returns whether it changed."""
-        state = self.choices.setdefault(index_of(choice), ChoiceState())
+        state = self.choice_state(choice)
         finishes = bool(choice.get("finish_reason"))
-        state.finished = state.finished or finishes
         self.tokens += bool(choice.get("text") or finishes)
-        if isinstance(choice.get("text"), str):
-            return False
-        choice["text"] = ""  # the SDKs add it up
-        return True
+        changed = not isinstance(choice.get("text"), str)
+        if changed:
+            choice["text"] = ""  # the SDKs add it up
+        if finishes:
+            changed = self.end_choice(choice, state) or changed
+        return changed
 
 
 # ---- other APIs
@@ -680,13 +1149,21 @@ class PieceStream(ChatStream):
     end(), fail(error), alive()   as for every stream
     """
 
+    closes_calls = False  # each dialect has its own word for it
+
     def __init__(self):
         super().__init__(("reasoning",), usage=True)
+
+    def alive_in_chunks(self, name, created, model):
+        """Its API has no such chunks."""
 
     def write_event(self, event, text):
         template = self.template
         self.tokens += 1
-        self.thoughts += template.thought
+        if template.thought:
+            self.thoughts += 1
+            if LESS in text or self.tag:
+                self.look_for_call(text)
         return self.text(template.kind, text)
 
     def from_bytes(self, event):
@@ -711,8 +1188,14 @@ class PieceStream(ChatStream):
     def own_choices(self, chunk):
         """The choices of a chunk that belong to the answer, which is the first one that came: an
         engine may give more of them, unasked."""
-        first = next(iter(self.choices), 0)
-        return [choice for choice in choices_of(chunk) if index_of(choice) == first]
+        return [choice for choice in choices_of(chunk) if self.counts(choice)]
+
+    def counts(self, choice):
+        return index_of(choice) == next(iter(self.choices), 0)
+
+    def read_plain(self, completion):
+        completion["choices"] = choices_of(completion)[:1]
+        super().read_plain(completion)
 
 
 def pieces_of(choice):
@@ -735,7 +1218,68 @@ def check_finish(reason):
     if not reason:
         raise UpstreamError(BROKE_OFF)
     if reason in GIVEN_UP:
-        raise UpstreamError("the engine gave this answer up; send the request again")
+        raise UpstreamError(ABANDONED)
+
+
+def note_end(reason, calls, only_thought, oddities):
+    """Note what is odd about the end of a choice.
+
+    reason         its finish_reason
+    calls          its ToolCalls
+    only_thought   whether it has said reasoning, and nothing else
+    oddities       a set, to which that is added
+    """
+    if reason and reason not in FINISHES:
+        oddities.add(UNKNOWN_FINISH)
+    if reason == "tool_calls" and not calls.begun:
+        oddities.add(NO_CALL)
+    if only_thought and not calls.begun and reason and reason not in CUT:
+        oddities.add(ONLY_REASONING)
+
+
+def read_message(choice, completion_id, names, oddities):
+    """Mend a choice of a plain completion as a stream does one, in place. Of a whole message more
+    is known: each of its tool calls is one of its own, and its thinking may have lost its opening
+    tag. Raises UpstreamError where it is no answer.
+
+    names      those under which the client gets the reasoning
+    oddities   a set, to which what is odd is added
+    """
+    reason = choice.get("finish_reason")
+    if reason:
+        check_finish(reason)
+    message = object_in(choice, "message")
+    content = message.get("content")
+    thought = ""
+    if isinstance(content, str):
+        thought, rest = split_thinking(content, any(message.get(name) for name in NAMES))
+        if rest != content:
+            message["content"] = rest
+    set_reasoning(message, names, thought)
+    calls = ToolCalls(oddities, [])
+    if message.get("tool_calls"):
+        given = objects_in(message, "tool_calls")
+        message["tool_calls"] = calls.whole(given, completion_id or "0", reason in CUT)
+        if not message["tool_calls"]:
+            del message["tool_calls"]
+    thoughts = [message[name] for name in names if message.get(name)]
+    if thoughts and CALL_TAG.decode() in thoughts[0]:
+        oddities.add(CALL_IN_REASONING)
+    texts = (message.get("content"), message.get("refusal"))
+    spoke = any(isinstance(text, str) and text.strip() for text in texts)
+    note_end(reason, calls, bool("".join(thoughts).strip()) and not spoke, oddities)
+    if calls.cut_short and reason and reason not in CUT:
+        choice["finish_reason"] = "length"
+
+
+def read_text(choice, oddities):
+    """Mend a choice of a plain text completion. Raises UpstreamError where it is no answer."""
+    reason = choice.get("finish_reason")
+    if reason:
+        check_finish(reason)
+    note_end(reason, ToolCalls(oddities, []), False, oddities)
+    if not isinstance(choice.get("text"), str):
+        choice["text"] = ""
 
 
 def index_of(choice):

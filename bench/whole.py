@@ -32,6 +32,10 @@ def request(number, paced):
     return body
 
 
+def is_paced(number):
+    return number % 8 == 0
+
+
 def asks_for_usage(number):
     return number % 3 == 0
 
@@ -53,14 +57,15 @@ def fetch(target, body):
 def expected(engine, number):
     """What the client should get."""
     body = {**request(number, False), "stream_options": {"include_usage": True}}
-    stream = ChatStream(usage=asks_for_usage(number))
+    name = request(number, is_paced(number))["model"]  # which the gateway writes into every chunk
+    stream = ChatStream(usage=asks_for_usage(number), model=name)
     return stream.feed(fetch(engine, body)) + stream.end()
 
 
 def differs(engine, gateway, number):
     """None, or the number and what was got and expected."""
     try:
-        wanted, got = expected(engine, number), fetch(gateway, request(number, number % 8 == 0))
+        wanted, got = expected(engine, number), fetch(gateway, request(number, is_paced(number)))
     except (OSError, http.client.HTTPException) as error:
         return number, repr(error).encode(), b""
     return None if got == wanted else (number, got, wanted)

@@ -9,8 +9,8 @@
     refusal(error) -> bytes
         The client's body for a Refusal. `read` and `write` raise them.
 
-Dialects share read.py, which reads a body, engine.py, which makes the engine's request, and
-sampling.py. The answer's way back is stream.py.
+Dialects share read.py, which reads a body, engine.py, which makes the engine's request,
+history.py, which reads what has no form here, and sampling.py. The answer's way back is stream.py.
 """
 
 from dataclasses import dataclass, field
@@ -31,6 +31,8 @@ class Ask:
              to know before the engine says it
     unseen   how many images were left out of `count`
     echo     what the answer repeats of the request, as a list of bytes
+    ignored  what was left out of the client's request, in the words of a header; or an empty text
+    oddities what is odd about a plain answer, words of stream.py; a stream has its own
     """
 
     path: str | None
@@ -41,6 +43,8 @@ class Ask:
     count: list | None = None
     unseen: int = 0
     echo: list = field(default_factory=list)
+    ignored: str = ""
+    oddities: set = field(default_factory=set)
 
     @property
     def images(self):

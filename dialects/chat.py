@@ -7,23 +7,23 @@ mend what clients get wrong.
 Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v1/chat/completions.
 """
 
-import reasoning
 from dialects import sampling
-from dialects.engine import engine_chat, is_address
-from dialects.loose import arguments_text
+from dialects.engine import engine_chat, fault_of_image
+from dialects.history import Ignored, Past
+from dialects.loose import as_dict
 from dialects.read import choices_asked, mended, parse, read_stream, typed
 from errors import InvalidRequest, error_body
 from stream import (
     ChatStream,
+    arguments_text,
     choices_of,
     chunks_of,
     dumps,
     index_of,
     object_in,
     objects_in,
+    read_message,
     required_choices,
-    set_reasoning,
-    split_thinking,
 )
 
 ROLES = {  # a client's -> the engine's
@@ -41,17 +41,14 @@ MEDIA = {
     "video_url": "video_url",
     "audio_url": "audio_url",
 }
-FETCHED = {
-    "image_url": " or an http(s) address",
-    "video_url": ": addresses are not fetched here",
-    "audio_url": ": addresses are not fetched here",
-}
-REFUSED = {
+FETCHED = ("image_url", "video_url", "audio_url")  # fields whose addresses an engine would fetch
+REFUSED = {  # where the model is asked about it
     "input_audio": "audio is not supported; send text or images",
     "file": "files are not supported; send their text, or images of their pages",
 }
 # Beside OpenAI's types of parts: what some engines know too.
 PASSED = ("refusal", "thinking", "image_embeds", "audio_embeds", "tool_reference")
+KNOWN = {*TEXTS, *MEDIA, *PASSED}
 # Fields of a message that some engines give as null, which OpenAI's schema forbids.
 NEVER_NULL = ("annotations", "function_call", "audio", "tool_calls")
 
@@ -61,14 +58,21 @@ def read(body, fleet):
     payload = parse(body)
     streams, usage = read_stream(payload)
     typed(payload, "model", str, "a text")
-    read_messages(payload)
+    past = Past(Ignored())
+    read_messages(payload, past)
     read_tools(payload)
     sampling.read_lengths(payload)
     sampling.read_format(payload)
-    if not streams:
-        return engine_chat(payload, fleet)
-    n = choices_asked(payload.get("n"))
-    return engine_chat(payload, fleet, lambda names: ChatStream(names, usage, n))
+    make_stream = None
+    if streams:
+        n = choices_asked(payload.get("n"))
+
+        def make_stream(names, model):
+            return ChatStream(names, usage, n, model.id)
+
+    ask = engine_chat(payload, fleet, make_stream)
+    ask.ignored = past.ignored.header
+    return ask
 
 
 # ---- messages
@@ -78,8 +82,11 @@ def bad(where, problem):
     return InvalidRequest(f"{where} {problem}", "messages")
 
 
-def read_messages(payload):
-    """Check the messages, and bring them into the form that engines take, in place."""
+def read_messages(payload, past):
+    """Check the messages, and bring them into the form that engines take, in place.
+
+    past  history.Past
+    """
     messages = payload.get("messages")
     if messages is None:
         raise InvalidRequest(
@@ -88,12 +95,24 @@ def read_messages(payload):
         )
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list with at least one message", "messages")
+    answered = answered_up_to(messages)
     for at, message in enumerate(messages):
-        read_message(message, f"messages[{at}]")
+        check_message(message, f"messages[{at}]", past if at < answered else None)
 
 
-def read_message(message, where):
-    """Check one, and bring it into the form that engines take, in place."""
+def answered_up_to(messages):
+    """How many messages there are up to the last that does not ask the model."""
+    for number in range(len(messages), 0, -1):
+        if as_dict(messages[number - 1]).get("role") in ("assistant", "tool", "function"):
+            return number
+    return 0
+
+
+def check_message(message, where, past):
+    """Check one, and bring it into the form that engines take, in place.
+
+    past  history.Past, or None for one that asks the model
+    """
     if not isinstance(message, dict):
         raise bad(where, "must be an object with role and content")
     role = message.get("role")
@@ -102,16 +121,17 @@ def read_message(message, where):
     message["role"] = ROLES[role]
     content = message.get("content")
     if isinstance(content, list):
-        message["content"] = [
-            read_part(part, f"{where}.content[{at}]") for at, part in enumerate(content)
-        ]
+        parts = [read_part(part, f"{where}.content[{at}]", past) for at, part in enumerate(content)]
+        message["content"] = [part for part in parts if part is not None]
+        if content and not message["content"]:
+            message["content"] = ""
     elif content is not None and not isinstance(content, str):
         raise bad(f"{where}.content", "must be a text or a list of parts")
     read_tool_calls(message, where)
 
 
-def read_part(part, where):
-    """A content part as the engine takes it.
+def read_part(part, where, past):
+    """A content part as the engine takes it; None for an earlier one that is left out.
 
     The fields of other media are left out: beside a `uuid` some engines go by such a field,
     whatever the type says, and would fetch the address in it.
@@ -123,6 +143,9 @@ def read_part(part, where):
     kind = part.get("type")
     if not isinstance(kind, str):
         raise bad(f"{where}.type", "is missing: text or image_url, for example")
+    if past and (kind in REFUSED or kind not in KNOWN):
+        text = past.read(part, where)
+        return {"type": "text", "text": text} if text else None
     if kind in REFUSED:
         raise bad(where, f"is {kind}: {REFUSED[kind]}")
     part = {
@@ -153,10 +176,13 @@ def read_media(part, kind, where):
     url = source.get("url")
     if not isinstance(url, str):
         raise bad(f"{where}.{kind}", 'must hold a data URL: {"url": "data:image/png;base64,..."}')
-    if url[:5].lower() != "data:" and not (kind == "image_url" and is_address(url)):
-        raise bad(
-            f"{where}.{kind}", "must be a data URL (data:image/png;base64,...)" + FETCHED[kind]
-        )
+    fault = None
+    if kind == "image_url":
+        fault = fault_of_image(url)
+    elif url[:5].lower() != "data:":
+        fault = "must be a data URL: addresses are not fetched here"
+    if fault:
+        raise bad(f"{where}.{kind}", fault)
     if kind == "image_url" and isinstance(part.get("detail"), str):
         source = {"detail": part["detail"], **source}
     rest = {name: value for name, value in part.items() if name not in ("type", kind, "detail")}
@@ -173,6 +199,8 @@ def read_tool_calls(message, where):
         raise bad(f"{where}.tool_calls", "must be a list")
     for at, tool_call in enumerate(tool_calls):
         here = f"{where}.tool_calls[{at}]"
+        if isinstance(tool_call, dict) and object_in(tool_call, "custom").get("name"):
+            tool_call = tool_calls[at] = as_function(tool_call)
         function = object_in(tool_call, "function") if isinstance(tool_call, dict) else {}
         if not isinstance(function.get("name"), str):
             raise bad(here, "must hold a function with a name")
@@ -180,6 +208,13 @@ def read_tool_calls(message, where):
             function["arguments"] = mended(function.get("arguments"))
         except RecursionError:
             raise bad(here, "has arguments that are nested too deeply") from None
+
+
+def as_function(tool_call):
+    """A call of a custom tool, which takes any text, as a function's."""
+    custom = tool_call["custom"]
+    function = {"name": custom["name"], "arguments": {"input": custom.get("input") or ""}}
+    return {"id": tool_call.get("id"), "type": "function", "function": function}
 
 
 # ---- the other fields
@@ -236,35 +271,31 @@ def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that
     nobody asked for. Raises Refusal."""
     if isinstance(answer, bytes):
-        answer = collected(answer)
+        answer = collected(answer, ask.oddities)
     for choice in required_choices(answer):
         choice.setdefault("logprobs", None)
+        read_message(choice, answer.get("id"), ask.extra["names"], ask.oddities)
         message = choice.get("message")
         if isinstance(message, dict):
-            write_message(message, ask.extra["names"])
+            fit_schema(message)
+    if "model" in answer:
+        answer["model"] = ask.model.id
     return dumps(answer), answer.get("usage")
 
 
-def write_message(message, names):
-    """Bring an engine's message into OpenAI's form, in place: its reasoning under `names`, thinking
-    that leaked into its content taken out."""
-    content = message.get("content")
-    thought = ""
-    if isinstance(content, str) and not any(message.get(name) for name in reasoning.FIELDS["both"]):
-        thought, rest = split_thinking(content)
-        if rest != content:
-            message["content"] = rest
-    set_reasoning(message, names, thought)
+def fit_schema(message):
+    """Bring an engine's message, which is mended already, into OpenAI's form, in place."""
     for name in NEVER_NULL:
         if message.get(name, "") is None:
             del message[name]
     message.setdefault("refusal", None)
 
 
-def collected(events):
+def collected(events, oddities):
     """The plain completion (a dict) that a stream's bytes add up to. Raises Refusal if they are no
-    whole answer."""
+    whole answer. What is odd about it is added to `oddities`, a set."""
     stream = ChatStream(usage=True, n=None)  # so that every event is parsed
+    stream.oddities = oddities
     chunks = chunks_of(events, stream)
     choices = {}
     for chunk in chunks:

@@ -17,6 +17,7 @@ from stream import (
     data_event,
     dumps,
     index_of,
+    read_text,
     required_choices,
 )
 
@@ -54,7 +55,7 @@ def read(body, fleet):
     n = choices_asked(payload.get("n"))
     if n is not None:
         n *= prompts
-    return Ask(PATH, written(payload), model, PromptStream(usage, n))
+    return Ask(PATH, written(payload), model, PromptStream(usage, n, model.id))
 
 
 def read_prompt(payload):
@@ -88,11 +89,12 @@ def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that
     nobody asked for. Raises Refusal."""
     if isinstance(answer, bytes):
-        answer = collected(answer)
+        answer = collected(answer, ask.oddities)
     for choice in required_choices(answer):
         choice.setdefault("logprobs", None)
-        if not isinstance(choice.get("text"), str):
-            choice["text"] = ""
+        read_text(choice, ask.oddities)
+    if "model" in answer:
+        answer["model"] = ask.model.id
     usage = answer.get("usage")
     if isinstance(usage, dict):  # some engines' nulls in it OpenAI's schema forbids
         usage = {name: value for name, value in usage.items() if value is not None}
@@ -100,10 +102,11 @@ def write(answer, ask):
     return dumps(answer), usage
 
 
-def collected(events):
+def collected(events, oddities):
     """The plain completion (a dict) that a stream's bytes add up to. Raises Refusal if they are no
-    whole answer."""
+    whole answer. What is odd about it is added to `oddities`, a set."""
     stream = CompletionStream(usage=True, n=None)  # so that every event is parsed
+    stream.oddities = oddities
     chunks = chunks_of(events, stream)
     choices = {}
     for chunk in chunks:

@@ -1,6 +1,8 @@
 """The engine's request: what every chat API becomes, a chat completion in the words of engines."""
 
+import binascii
 import hashlib
+import re
 
 import reasoning
 from dialects import Ask, sampling
@@ -9,6 +11,15 @@ from errors import InvalidRequest
 from stream import dumps, set_reasoning
 
 CHAT = "/v1/chat/completions"
+IMAGE = "a data URL (data:image/png;base64,...)"
+# Also under what some programs call them. Engines look at the bytes, and not at the name.
+FORMATS = "PNG, JPEG, GIF, WebP or BMP"
+DATA_IMAGE = re.compile(r"data:image/(?:png|jpe?g|pjpeg|gif|webp|(?:x-ms-)?bmp);base64,", re.I)
+# The end of a string that front/large_json.py has cut, whose rest is not looked at.
+CUT = re.compile(r"\x01[0-9a-f]{16}:\d{1,9}\x01\Z")
+MOST_CUT = 32  # characters of it
+LOOKED_AT = 1 << 13  # characters of an image, a multiple of 8
+ALPHABET = re.compile(r"[A-Za-z0-9+/]+")  # of base64 (RFC 4648, 4)
 PURPOSES = {"chat": "a chat model", "embedding": "an embedding model"}
 
 
@@ -17,8 +28,8 @@ def engine_chat(payload, fleet, make_stream=None, **extra):
 
     payload       the request in the form of chat completions, `model` a name that clients know;
                   changed in place
-    make_stream   a function: the names under which the client gets the reasoning -> a stream of
-                  stream.py; None: the answer is not streamed
+    make_stream   a function: the names under which the client gets the reasoning, the Model -> a
+                  stream of stream.py; None: the answer is not streamed
     extra         the Ask's
     """
     model = fit_to_model(payload, fleet)
@@ -27,7 +38,7 @@ def engine_chat(payload, fleet, make_stream=None, **extra):
         extra = {"names": names, **extra}
         return Ask(CHAT, written(payload, images_of(payload)), model, extra=extra)
     payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
-    return Ask(CHAT, written(payload, images_of(payload)), model, make_stream(names), extra)
+    return Ask(CHAT, written(payload, images_of(payload)), model, make_stream(names, model), extra)
 
 
 def model_for(fleet, name, purpose):
@@ -49,7 +60,7 @@ def fit_to_model(payload, fleet):
     """Put the engine's own words, and what is particular about the model, into a chat (changed in
     place). Returns the Model. Raises Refusal."""
     model = model_for(fleet, payload.get("model"), "chat")
-    reasoning.translate(payload, model.effort)
+    reasoning.translate(payload, model.effort, model.engine_kind.thinking_budget)
     sampling.fill_in(payload, model.sampling)
     messages = payload["messages"]
     instructed = any(message.get("role") in ("system", "developer") for message in messages)
@@ -122,11 +133,38 @@ def images_of(payload):
         if not is_data(part.get("image_url"))
     ]
     if not all(isinstance(source, dict) and is_address(source.get("url")) for source in found):
-        raise InvalidRequest(
-            "an image must be a data URL (data:image/png;base64,...) or an http(s) address",
-            "messages",
-        )
+        raise InvalidRequest(f"an image must be {IMAGE} or an http(s) address", "messages")
     return found
+
+
+def fault_of_image(url):
+    """What is wrong with what a client gives for an image, after "the field ..."; None: nothing."""
+    if is_address(url):
+        return None
+    if not isinstance(url, str) or url[:5].lower() != "data:":
+        return f"must be {IMAGE} or an http(s) address"
+    begin = DATA_IMAGE.match(url)
+    if not begin:
+        return f"must be {IMAGE} that holds a {FORMATS} image in base64"
+    if not is_base64(url, begin.end()):
+        return "must hold its image in base64 that is whole, padded and without white space"
+    return None
+
+
+def is_base64(url, begin):
+    """Whether a URL holds base64 from there on, as engines want it. Of a long one its beginning
+    and end are looked at, if it was cut only its beginning: the engine decodes it anyway."""
+    if cut := CUT.search(url, max(begin, len(url) - MOST_CUT)):
+        return ALPHABET.fullmatch(url, begin, cut.start()) is not None
+    length = len(url) - begin
+    if length > LOOKED_AT and length % 4 == 0:
+        data = url[begin : begin + LOOKED_AT // 2] + url[-LOOKED_AT // 2 :]
+    else:
+        data = url[begin:]
+    try:
+        return bool(binascii.a2b_base64(data, strict_mode=True))
+    except ValueError:  # also for what is not ASCII
+        return False
 
 
 def is_data(source):

@@ -3,12 +3,6 @@
 Here such a field counts as absent.
 """
 
-import re
-
-from stream import dumps
-
-BLANK = re.compile(rb"(?: |\\[nrt])*+")  # white space, as the inside of a JSON string
-
 
 def as_dict(value):
     """The value if it is an object, else an empty one."""
@@ -30,12 +24,3 @@ def figure(table, name, otherwise=None):
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     return otherwise
-
-
-def arguments_text(value):
-    """A piece of a tool call's arguments as a text; some engines give an object instead."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    return dumps(value).decode()

@@ -9,6 +9,33 @@ import orjson
 from errors import InvalidRequest
 from stream import dumps, loads
 
+LIMIT = 1 << 53  # from here on JSON's numbers are not exact
+# Fields of all APIs and engines that hold a whole number. Clients in languages that know one type
+# of numbers write 50.0.
+WHOLE = {
+    "best_of",
+    "dimensions",
+    "logprobs",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "max_tokens",
+    "max_tool_calls",
+    "min_tokens",
+    "n",
+    "n_keep",
+    "n_predict",
+    "n_probs",
+    "priority",
+    "prompt_logprobs",
+    "repeat_last_n",
+    "seed",
+    "thinking_budget_tokens",
+    "thinking_token_budget",
+    "top_k",
+    "top_logprobs",
+    "truncate_prompt_tokens",
+}
+
 
 def parse(body):
     """The JSON object (a dict) of a body (bytes). Raises InvalidRequest, also for NaN, lone
@@ -26,7 +53,17 @@ def parse(body):
         gc.enable()
     if not isinstance(payload, dict):
         raise InvalidRequest("the body must be a JSON object")
+    for name, value in payload.items():
+        if type(value) is float and name in WHOLE:
+            payload[name] = whole(value)
     return payload
+
+
+def whole(value):
+    """The whole number that a float stands for; any other value as it is."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < LIMIT:
+        return int(value)
+    return value
 
 
 def is_large_float(value):

@@ -21,7 +21,7 @@ from front.views import small_app
 
 PIECE = 1 << 16  # bytes of a plain answer in one write
 MOST_ECHO = 8 << 20  # bytes of a request that its answer repeats: no context is as long
-JSON = ("Content-Type", "application/json")
+JSON = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
 STREAM_HEADERS = [
     ("Content-Type", "text/event-stream; charset=utf-8"),
     ("Cache-Control", "no-cache, no-transform"),
@@ -89,9 +89,9 @@ class Front:
             call.settle(refusal.status, refusal)
             status = refusal.status
             body = [dialect.refusal(refusal)]
-            headers = [JSON, ("Content-Length", str(len(body[0]))), *refusal.headers.items()]
+            headers = [*JSON, ("Content-Length", str(len(body[0]))), *refusal.headers.items()]
         phrase = http.client.responses.get(status, "Unknown")
-        start_response(f"{status} {phrase}", [*headers, *response_headers(call)])
+        start_response(f"{status} {phrase}", [*headers, *response_headers(call, environ)])
         return body
 
 
@@ -108,18 +108,25 @@ def serve(call, dialect):
     if ask.stream is not None:
         events = relay(call, ask)
         first = next(events)  # a Refusal here is still an HTTP status
-        return STREAM_HEADERS, chain([first], events)
+        return STREAM_HEADERS + ignored_header(ask), chain([first], events)
     if ask.path:
         body = answer_whole(call, ask, dialect.write)
     else:
         body, _ = dialect.write(count_prompt(call, ask), ask)
-    return [JSON, ("Content-Length", str(len(body)))], pieces(body)
+    headers = [*JSON, ("Content-Length", str(len(body)))]
+    return headers + ignored_header(ask), pieces(body)
+
+
+def ignored_header(ask):
+    """What was left out of a request is said here: nothing is dropped in silence."""
+    return [("x-sparks-ignored", ask.ignored)] if ask.ignored else []
 
 
 def whole_echo(parts):
     """What an answer repeats of its request, as bytes. Raises InvalidRequest.
 
-    A stream repeats it three times, so there may be less of it than of a body.
+    A stream repeats it three times, and with each sign of life, so there may be less of it than of
+    a body.
     """
     if sum(map(len, parts)) > MOST_ECHO:
         raise InvalidRequest(

@@ -1,11 +1,12 @@
 """A request's body: taken in piece by piece, within bounds, while other streams flow."""
 
+import re
 import secrets
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from time import monotonic
 
-from gunicorn.http.errors import NoMoreData, ParseException
+from gunicorn.http.errors import InvalidChunkSize, NoMoreData, ParseException
 
 from errors import (
     RETRY_AFTER,
@@ -24,6 +25,8 @@ PIECE = 1 << 18  # bytes at a time
 LARGE = 2 << 20  # bytes up to which a body is parsed as it is
 SILENCE = 30  # seconds without a byte until a body counts as abandoned
 SMALL = 1 << 16  # bytes left that gunicorn may throw away by itself
+MOST_DIGITS = 16  # of a chunk's size: 64 bits
+HEXADECIMAL = re.compile(rb"[0-9A-Fa-f]{0,%d}" % (MOST_DIGITS + 1))
 WORK = 0.005  # seconds for which chunks are taken apart in one go
 
 
@@ -86,6 +89,37 @@ def yielding(reader):
         unreader.sock = sock
 
 
+class ChunkSizes:
+    """Looks at each line with a chunk's size before gunicorn's reader does, which would wait for as
+    many bytes as it is told, and for the end of a number that never ends."""
+
+    def __init__(self, reader, most, too_large):
+        """
+        most       bytes that the body may have
+        too_large  a function that makes the Refusal of a body with more
+        """
+        self.parse = reader.parse_chunk_size
+        self.left = most
+        self.too_large = too_large
+        reader.parse_chunk_size = self.next_size
+
+    def next_size(self, unreader, data=None):
+        """(size, what was read behind its line), as gunicorn's has it."""
+        line = data or b""
+        while (digits := HEXADECIMAL.match(line).end()) == len(line) and digits <= MOST_DIGITS:
+            more = unreader.read()
+            if not more:
+                raise NoMoreData
+            line += more
+        if digits > MOST_DIGITS:
+            raise InvalidChunkSize(line[:digits])
+        size, rest = self.parse(unreader, line)
+        self.left -= size
+        if self.left < 0:
+            raise self.too_large()
+        return size, rest
+
+
 class Body:
     """The body of one request. `read` it once; `release` when it is no longer held; `discard` what
     was not read.
@@ -109,6 +143,8 @@ class Body:
         self.abridged = None
         self.pending = self.chunked or self.length > 0
         self.begun = False
+        if self.chunked:
+            ChunkSizes(self.input.reader, most, self.too_large)
 
     @property
     def breaks(self):

@@ -1,24 +1,47 @@
 """What every request must show, and what every response carries, whoever answers it."""
 
 import hmac
+import re
 
 import gevent
 
 from call import steady_time
 from errors import Forbidden
 
+# What scripts of another origin may read of an answer, beside its body.
+EXPOSED = (
+    "x-request-id",
+    "request-id",
+    "retry-after",
+    "x-should-retry",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-requests",
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-tokens",
+    "x-sparks-queue-ms",
+    "x-sparks-ignored",
+)
+# All of them: a script then reads the 404 or 405, and not that its own browser held it up.
+METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+PREFLIGHT_AGE = "600"  # seconds for which a browser need not ask again
+NAMES = re.compile(r"[!#-'*+.^-z|~\w-]+( *, *[!#-'*+.^-z|~\w-]+)*", re.ASCII)  # RFC 9110 5.1
+
 
 def check_edge(environ, settings):
     """Raises Forbidden for a request that did not come through the proxy in front."""
-    secret = settings.edge_secret
-    if not secret:
-        return
-    # As bytes, surrogates and all: compare_digest takes no text that is not ASCII.
-    given = environ.get("HTTP_X_SPARKS_EDGE", "").encode("utf-8", "surrogateescape")
-    if not hmac.compare_digest(given, secret.encode()):
+    if settings.edge_secret and not knows_edge(environ, settings):
         raise Forbidden(
             "this request did not come through the public address; use the base URL in /help"
         )
+
+
+def knows_edge(environ, settings):
+    """Whether a request carries the secret that is set."""
+    # As bytes, surrogates and all: compare_digest takes no text that is not ASCII.
+    given = environ.get("HTTP_X_SPARKS_EDGE", "").encode("utf-8", "surrogateescape")
+    return hmac.compare_digest(given, settings.edge_secret.encode())
 
 
 def check_key(environ, keyring):
@@ -26,9 +49,10 @@ def check_key(environ, keyring):
     return keyring.check(environ.get("HTTP_AUTHORIZATION"), environ.get("HTTP_X_API_KEY"))
 
 
-def response_headers(call):
+def response_headers(call, environ):
     """The headers of every response, as pairs."""
     headers = [
+        *cors_headers(environ, call.gateway.settings),
         ("x-request-id", call.id),  # as OpenAI calls it
         ("request-id", call.id),  # as Anthropic does
     ]
@@ -39,4 +63,46 @@ def response_headers(call):
     if call.body.breaks:
         # The rest of its body is not read: the connection ends. See Worker.handle_request.
         gevent.getcurrent().close_after()
+    return headers
+
+
+# ---- pages of other origins (the Fetch standard, "CORS protocol")
+
+
+def cors_headers(environ, settings):
+    """What lets a script of another origin read the response, as pairs; none without the setting
+    cors_origins, and none for what is not meant for scripts."""
+    if not settings.cors_origins:
+        return []
+    path = "/" + environ["PATH_INFO"].strip("/")
+    if path != "/help" and not f"{path}/".startswith("/v1/"):
+        return []
+    headers = [("Vary", "Origin")]
+    if origin := allowed_origin(environ.get("HTTP_ORIGIN", ""), settings.cors_origins):
+        headers += [
+            ("Access-Control-Allow-Origin", origin),
+            ("Access-Control-Expose-Headers", ", ".join(EXPOSED)),
+        ]
+    return headers
+
+
+def allowed_origin(origin, origins):
+    """The value of Access-Control-Allow-Origin, or None."""
+    if "*" in origins:
+        return "*"  # no cookie lets anybody in here, so it need not be the one that asks
+    if origin.lower() in origins:
+        return origin
+    return None
+
+
+def preflight_headers(environ, settings):
+    """What an answer to OPTIONS says beside cors_headers, as pairs: what a script may send. None
+    for an origin that may send nothing."""
+    if len(cors_headers(environ, settings)) < 2:
+        return []
+    headers = [("Access-Control-Allow-Methods", METHODS), ("Access-Control-Max-Age", PREFLIGHT_AGE)]
+    # By their names, which "*" would not do for Authorization; clients have headers of their own.
+    asked = environ.get("HTTP_ACCESS_CONTROL_REQUEST_HEADERS", "")
+    if NAMES.fullmatch(asked):
+        headers.append(("Access-Control-Allow-Headers", asked))
     return headers

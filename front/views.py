@@ -3,13 +3,13 @@
 import ipaddress
 from time import time
 
-from flask import Flask, Response, redirect, request
+from flask import Flask, Response, current_app, redirect, request
 from werkzeug.exceptions import HTTPException
 
 from call import as_refusal
 from dialects import chat, messages
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound
-from front.edge import check_edge, check_key, response_headers
+from front.edge import check_edge, check_key, knows_edge, preflight_headers, response_headers
 from front.routes import ROUTES, existing
 from pages import help
 from store import ledger
@@ -18,7 +18,21 @@ from stream import dumps
 MOST_MODELS = 1000  # on one page of the list
 CONTEXT_NAMES = ("max_model_len", "context_length", "context_window", "max_input_tokens")
 HELP_HEADERS = {"Vary": "Accept", "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
-PROXIED = ("X-Forwarded-For", "CF-Connecting-IP", "Forwarded", "X-Real-IP")
+# How the headers begin, in WSGI's words, that proxies add: a request with one came from elsewhere.
+PROXIED = (
+    "HTTP_X_FORWARDED",
+    "HTTP_FORWARDED",
+    "HTTP_VIA",
+    "HTTP_X_REAL_IP",
+    "HTTP_X_CLIENT_IP",
+    "HTTP_X_CLUSTER_CLIENT_IP",
+    "HTTP_X_ORIGINAL",
+    "HTTP_TRUE_CLIENT_IP",
+    "HTTP_CF_",
+    "HTTP_FLY_",
+    "HTTP_FASTLY_",
+    "HTTP_TAILSCALE_",
+)
 
 
 def small_app(gateway, keyring, metrics):
@@ -34,7 +48,7 @@ def small_app(gateway, keyring, metrics):
         "/help": lambda: show_help(gateway),
         "/llms.txt": lambda: show_help(gateway),
         "/v1/usage": lambda: own_usage(gateway),
-        "/metrics": lambda: show_metrics(keyring, metrics),
+        "/metrics": lambda: show_metrics(keyring, metrics, gateway.settings),
         "/healthz": lambda: json_response({"ok": True}),
     }
     for route in ROUTES:
@@ -48,21 +62,38 @@ def small_app(gateway, keyring, metrics):
 
 def admit(keyring, settings):
     """Before each view: the edge, then the key."""
-    if not request.path.startswith("/v1"):
-        return
+    keyed = request.path.startswith("/v1")
     call = request.environ["sparks.call"]
-    rule = request.url_rule  # of ours: a client's own words stay out of the log
-    call.route = f"{request.method} {rule}" if rule else "unknown"
-    check_edge(request.environ, settings)
-    if request.routing_exception is None:
+    if keyed:
+        rule = request.url_rule  # of ours: a client's own words stay out of the log
+        call.route = f"{request.method} {rule}" if rule else "unknown"
+        check_edge(request.environ, settings)
+    if request.method == "OPTIONS":
+        return options(settings)
+    if keyed and request.routing_exception is None:
         call.key = check_key(request.environ, keyring)
+    return None
+
+
+def options(settings):
+    """OPTIONS wants no key, since a browser asks so, without any, before it sends one. None where
+    nothing is that could be asked about."""
+    headers = preflight_headers(request.environ, settings)
+    if request.routing_exception and not headers:
+        return None
+    response = current_app.make_default_options_response()
+    response.status_code = 204
+    response.headers.extend(headers)
+    return response
 
 
 def finish(response):
     """After each view: the request has nothing more to hold."""
     call = request.environ["sparks.call"]
     call.settle(response.status_code, request.environ.get("sparks.refusal"))
-    response.headers.extend(response_headers(call))
+    if response.mimetype == "application/json":
+        response.headers["Cache-Control"] = "no-store"
+    response.headers.extend(response_headers(call, request.environ))
     return response
 
 
@@ -162,21 +193,34 @@ def own_usage(gateway):
     )
 
 
-def show_metrics(keyring, metrics):
+def show_metrics(keyring, metrics, settings):
     """GET /metrics: for this machine, unless a proxy on it speaks for another, or an admin's
     key."""
-    if not from_here(request) and not check_key(request.environ, keyring).admin:
+    if not is_ours(request, settings) and not check_key(request.environ, keyring).admin:
         raise Forbidden(
             "metrics are for this machine, or for an admin's key (./run.sh keys add NAME --admin)"
         )
     return Response(metrics.text(), content_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+def is_ours(request, settings):
+    """Whether it came from this machine, and not through a proxy on it.
+
+    Where the settings say that there is a proxy, not every proxy says so itself, and the edge's
+    secret tells who it is. A proxy that adds the secret adds it to everybody's requests.
+    """
+    if not from_here(request) or any(name.startswith(PROXIED) for name in request.environ):
+        return False
+    if settings.edge_secret:
+        return knows_edge(request.environ, settings)
+    return not settings.base_url
+
+
 def from_here(request):
-    """Whether it came from this machine, and not through a proxy on it."""
+    """Whether the other end of the connection is on this machine."""
     address = ipaddress.ip_address(request.remote_addr)
     mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1, where it listens on [::]
-    return (mapped or address).is_loopback and not any(name in request.headers for name in PROXIED)
+    return (mapped or address).is_loopback
 
 
 def show_help(gateway):

@@ -15,6 +15,7 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.http.errors import (
     ExpectationFailed,
     ForbiddenProxyRequest,
+    InvalidHTTPVersion,
     LimitRequestHeaders,
     LimitRequestLine,
     ParseException,
@@ -23,7 +24,7 @@ from gunicorn.workers.base_async import AsyncWorker
 from gunicorn.workers.ggevent import GeventWorker
 
 from errors import InternalError, Refusal, SettingsError
-from front.wsgi import Response, environ_of, refuse
+from front.wsgi import BadHost, Response, check_host, environ_of, refuse
 from tcp import detect_vanished_peer
 
 logger = logging.getLogger("sparks")
@@ -33,6 +34,10 @@ STATUSES = {  # of malformed HTTP; 400 if not here
     LimitRequestHeaders: 431,
     ExpectationFailed: 417,
     ForbiddenProxyRequest: 403,
+}
+PROBLEMS = {  # of malformed HTTP in words; the exception's name if not here
+    BadHost: "its Host header must be one host name or address, with a port perhaps",
+    InvalidHTTPVersion: "its version must be HTTP/1.1 or HTTP/1.0",
 }
 
 
@@ -151,6 +156,7 @@ class Worker(GeventWorker):
 
     def handle_request(self, listener_name, req, sock, addr):
         """One request. StopIteration ends its connection."""
+        check_host(req)
         if req._expected_100_continue:
             sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         response = Response(req, sock)
@@ -185,9 +191,9 @@ class Worker(GeventWorker):
         """Answer what never became a request, or a fault of ours. (gunicorn's own way logs the
         address with its query, which can hold secrets.)"""
         if isinstance(exc, ParseException):
+            problem = PROBLEMS.get(type(exc), type(exc).__name__)
             refusal = Refusal(
-                f"this is no valid HTTP request: {type(exc).__name__}",
-                status=STATUSES.get(type(exc), 400),
+                f"this is no valid HTTP request: {problem}", status=STATUSES.get(type(exc), 400)
             )
         else:
             logger.exception("a fault of the gateway")

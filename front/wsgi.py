@@ -13,6 +13,7 @@ from http import HTTPStatus
 from time import time
 
 from gunicorn import util
+from gunicorn.http.errors import ParseException
 
 from errors import error_body
 from tcp import linger, send_all
@@ -32,6 +33,12 @@ CLOSE = "Connection: close\r\n"
 KEEP_ALIVE = "Connection: keep-alive\r\n"
 # Header lines that may be sent: a token, a value without control characters (RFC 9110 5.1, 5.5).
 FIELDS = re.compile(r"(?:[!#-'*+.^-z|~\w-]+: [\t -~\x80-\xff]*\r\n)*", re.ASCII)
+
+HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~-]{1,255})(:(?P<port>\d{0,5}))?", re.ASCII)
+
+
+class BadHost(ParseException):
+    """A Host header that is none."""
 
 
 def environ_of(request, sock, client, server):
@@ -60,8 +67,20 @@ def environ_of(request, sock, client, server):
     }
 
 
+def check_host(request):
+    """Raises BadHost where a request does not say its host (RFC 9112 3.2), or says anything beside
+    it: it becomes part of addresses that others are shown."""
+    given = [value for name, value in request.headers if name == "HOST"]
+    if not given and request.version <= (1, 0):
+        return
+    found = HOST.fullmatch("".join(given))
+    if not found or int(found["port"] or 0) > 65535:
+        raise BadHost
+
+
 def protocol(request):
-    return "HTTP/{}.{}".format(*request.version)
+    """The version of the answer: ours, whichever later one the client has (RFC 9110 6.2)."""
+    return "HTTP/1.1" if request.version > (1, 0) else "HTTP/1.0"
 
 
 class Response:
@@ -83,8 +102,9 @@ class Response:
     def start_response(self, status, headers, exc_info=None):
         """As in WSGI, but for its write(). Raises ValueError for a header that cannot be sent."""
         sized = any(name.lower() == "content-length" for name, _ in headers)
-        self.chunked = not sized and self.request.version > (1, 0)
-        self.closes = self.request.should_close() or not (sized or self.chunked)
+        bodiless = status.startswith("204")  # has no length, and no framing (RFC 9112 6.1)
+        self.chunked = not (sized or bodiless) and self.request.version > (1, 0)
+        self.closes = self.request.should_close() or not (sized or bodiless or self.chunked)
         fields = "".join([f"{name}: {value}\r\n" for name, value in headers])
         # Counted too, since a value with a line break in it could look like two good fields.
         if not FIELDS.fullmatch(fields) or fields.count("\n") != len(headers):
@@ -138,6 +158,7 @@ def refuse(sock, refusal, request_id):
         f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n"
         f"Connection: close\r\n"
         f"Content-Type: application/json\r\n"
+        f"Cache-Control: no-store\r\n"
         f"x-request-id: {request_id}\r\n"
         f"request-id: {request_id}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"

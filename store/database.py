@@ -186,7 +186,12 @@ def ledger_without_indexes():
     yield "DROP INDEX IF EXISTS request_id"
 
 
-MIGRATIONS = [first_keys, limits, first_ledger, first_seal, ledger_without_indexes]
+def keepalive_form():
+    """What keeps a key's silent streams alive."""
+    yield "ALTER TABLE key ADD COLUMN keepalive_form TEXT"
+
+
+MIGRATIONS = [first_keys, limits, first_ledger, first_seal, ledger_without_indexes, keepalive_form]
 
 
 def migrate():

@@ -11,16 +11,17 @@ docs/messages.md lists where this differs from either, and why.
 import reasoning
 from dialects.chat import collected
 from dialects.engine import engine_chat, with_count
+from dialects.history import Ignored, Past
 from dialects.loose import as_dict
 from dialects.messages.conversation import read_conversation
 from dialects.messages.errors import invalid, refusal
 from dialects.messages.events import MessageStream
-from dialects.messages.message import content_blocks, message_id, stop_of
+from dialects.messages.message import NULLS, content_blocks, message_id, stop_of
 from dialects.messages.tools import read_tools
-from dialects.messages.usage import usage_of
-from dialects.read import parse, typed
+from dialects.messages.usage import UNKNOWN, usage_of
+from dialects.read import parse, typed, whole
 from errors import InvalidRequest
-from stream import dumps, required_choices
+from stream import dumps, read_message, required_choices
 
 __all__ = ["read", "write", "refusal"]
 
@@ -33,8 +34,6 @@ PASSED = (
     "repetition_penalty",
     "chat_template_kwargs",
 )
-# Numbers of thinking tokens, each with the effort that stands for less of them; from there on: max.
-BUDGETS = ((4096, "low"), (16384, "high"))
 # `thinking` says that the model shall not think, so these words are not for effort.
 EFFORTS = tuple(word for word in reasoning.WORDS if word not in ("none", "minimal"))
 LARGEST = 1 << 53  # of tokens; beyond it JSON's numbers are not exact
@@ -43,15 +42,19 @@ LARGEST = 1 << 53  # of tokens; beyond it JSON's numbers are not exact
 def read(body, fleet):
     """A request's body (bytes) as an Ask. Raises Refusal."""
     request = parse(body)
-    payload, model, thinks = read_prompt(request, fleet)
+    ignored = Ignored()
+    payload, model, thinks = read_prompt(request, fleet, ignored)
     payload["max_tokens"] = read_max_tokens(request, model.context)
     read_sampling(request, payload)
     model_name = request.get("model") or model.id
     if not typed(request, "stream", bool, "true or false"):
-        return engine_chat(payload, fleet, model_name=model_name, thinks=thinks)
-    payload["stream"] = True
-    ask = engine_chat(payload, fleet, lambda names: MessageStream(model_name, thinks))
-    return with_count(ask, payload)
+        ask = engine_chat(payload, fleet, model_name=model_name, thinks=thinks)
+    else:
+        payload["stream"] = True
+        ask = engine_chat(payload, fleet, lambda names, model: MessageStream(model_name, thinks))
+        with_count(ask, payload)
+    ask.ignored = ignored.header
+    return ask
 
 
 def write(answer, ask):
@@ -60,10 +63,11 @@ def write(answer, ask):
     answer  a chat completion (a dict), or the bytes of a stream that nobody asked for
     """
     if isinstance(answer, bytes):
-        answer = collected(answer)
+        answer = collected(answer, ask.oddities)
     choice = required_choices(answer)[0]
+    read_message(choice, answer.get("id"), ("reasoning",), ask.oddities)
     message = as_dict(choice.get("message"))
-    blocks = content_blocks(message, ask.extra["thinks"])
+    blocks = content_blocks(message, ask.extra["thinks"], choice.get("finish_reason"))
     calls_tool = any(block["type"] == "tool_use" for block in blocks)
     reason, sequence = stop_of(choice, calls_tool, bool(message.get("refusal")))
     usage = answer.get("usage")
@@ -75,7 +79,8 @@ def write(answer, ask):
         "content": blocks,
         "stop_reason": reason,
         "stop_sequence": sequence,
-        "usage": usage_of(usage),
+        **NULLS,
+        "usage": {**UNKNOWN, **usage_of(usage)},
     }
     return dumps(said), usage
 
@@ -83,8 +88,11 @@ def write(answer, ask):
 # ---- the prompt
 
 
-def read_prompt(request, fleet):
-    """(payload, model, whether it thinks): all that the chat template sees."""
+def read_prompt(request, fleet, ignored):
+    """(payload, model, whether it thinks): all that the chat template sees.
+
+    ignored  history.Ignored, which gets the names of what is left out
+    """
     typed(request, "model", str, "a text")
     payload = {"model": request.get("model")}
     for name in PASSED:
@@ -94,8 +102,9 @@ def read_prompt(request, fleet):
     if messages is None:
         raise InvalidRequest("messages: Field required", "messages")
     model = fleet.find(payload["model"])
-    payload["messages"] = read_conversation(request.get("system"), messages, model.effort)
-    read_tools(request, payload, model.effort)
+    past = Past(ignored)
+    payload["messages"] = read_conversation(request.get("system"), messages, model.effort, past)
+    read_tools(request, payload, model.effort, ignored)
     return payload, model, read_thinking(request, payload, model)
 
 
@@ -121,10 +130,11 @@ def read_thinking(request, payload, model):
 
 def read_budget(budget, payload, model):
     """The effort for a number of thinking tokens. An engine that counts them gets these too."""
+    budget = whole(budget)
     check_tokens(budget, "thinking.budget_tokens")
     if model.engine_kind.thinking_budget:
         payload[model.engine_kind.thinking_budget] = budget
-    return next((effort for limit, effort in BUDGETS if budget < limit), "max")
+    return reasoning.effort_for(budget)
 
 
 def read_format(form, payload):

@@ -5,6 +5,7 @@
     an assistant's turn   one message: its text, its reasoning, its tool calls
     a system message      stays in its place: at the front it would change the prompt's beginning,
                           and the engine's cache would hold nothing of the rest
+    other blocks          a text in their place, where they hold one (history.py)
 
 Source: Anthropic's reference of POST /v1/messages, `messages` and `system`.
 """
@@ -12,16 +13,23 @@ Source: Anthropic's reference of POST /v1/messages, `messages` and `system`.
 import logging
 import re
 
+from dialects.engine import fault_of_image
+from dialects.history import document_texts
 from dialects.loose import as_dict, as_list
+from dialects.messages import ids
 from dialects.messages.errors import invalid
 from dialects.read import mended, typed
+from errors import InvalidRequest
 
 logger = logging.getLogger("sparks")
 # The effort tables (reasoning.TABLES) whose templates take a system message anywhere.
 LATE_SYSTEM = ("glm", "no-switch", "deepseek")
 # A client's line that differs in each request. \x01: where a large body's text is left out.
 BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n\x01]*(?:\n|$)")
-REMEDIES = {"document": "send its text, or images of its pages"}  # for blocks that are refused
+# A block that is refused where the model is asked about it, and what to do instead.
+REMEDIES = {"document": "send its text, or images of its pages"}
+# What is read with the tools.
+TOOL_CHANGES = ("tool_addition", "tool_removal", "tool_definition", "tool_search_tool_result")
 TEXTS = {  # type of a block -> its fields that must be texts
     "tool_reference": ("tool_name",),
     "text": ("text",),
@@ -34,21 +42,48 @@ IN_USER = ("text", "image", "tool_result")
 IN_ASSISTANT = ("text", "thinking", "redacted_thinking", "tool_use")
 IN_RESULT = ("text", "image", "tool_reference")
 IN_SYSTEM = ("text",)
+MISSING = object()
+HERE = {*IN_USER, *IN_ASSISTANT, *IN_RESULT}
 
 
-def read_conversation(system, messages, effort):
+def read_conversation(system, messages, effort, past):
     """The messages for the engine. Raises InvalidRequest.
 
     effort  the model's table in reasoning.TABLES, which tells what its template can do
+    past    history.Past
     """
     if not isinstance(messages, list) or not messages:
         raise invalid("messages", "must be a list with at least one message")
     late_role = "system" if effort in LATE_SYSTEM else "user"
-    out = read_system(system)
+    out = read_system(system, past)
+    answered = answered_up_to(messages)
+    blocks = Blocks(past)
+    asked = []
     for number, message in enumerate(messages):
-        out += read_message(message, f"messages.{number}", late_role)
+        blocks.asked = number >= answered and not holds_result(message)
+        made = read_message(message, f"messages.{number}", late_role, blocks)
+        out += made
+        asked += made if number >= answered else ()
+    if blocks.unread and not any(message["content"] for message in asked):
+        raise blocks.unread  # nothing else is asked
     log_broken_inputs(messages)
     return out
+
+
+def answered_up_to(messages):
+    """How many messages there are up to the model's last."""
+    numbers = range(len(messages), 0, -1)
+    return next((number for number in numbers if is_answer(messages[number - 1])), 0)
+
+
+def is_answer(message):
+    return as_dict(message).get("role") == "assistant"
+
+
+def holds_result(message):
+    """Whether a tool has put it there, not somebody who asks."""
+    blocks = as_list(as_dict(message).get("content"))
+    return any(as_dict(block).get("type") == "tool_result" for block in blocks)
 
 
 def log_broken_inputs(messages):
@@ -62,11 +97,11 @@ def log_broken_inputs(messages):
         )
 
 
-def read_system(system):
+def read_system(system, past):
     """The system prompt without a billing line, which would keep it out of the engine's cache."""
     if system is None:
         return []
-    texts = texts_of(system, "system")
+    texts = texts_of(system, "system", Blocks(past, strict=True))
     if texts:
         texts[0] = BILLING.sub("", texts[0])
     return said("system", lines(texts))
@@ -81,54 +116,110 @@ def lines(texts):
     return "\n".join(text for text in texts if text)
 
 
-def read_message(message, where, late_role):
+def read_message(message, where, late_role, blocks):
     """A message as a list of messages.
 
     late_role  that of a system message among the others
+    blocks     Blocks
     """
     if not isinstance(message, dict):
         raise invalid(where, "must be an object with role and content")
     role = message.get("role")
-    content = message.get("content")
+    content = message.get("content", MISSING)
     if role not in ("user", "assistant", "system"):
         raise invalid(f"{where}.role", "must be user or assistant")
     where = f"{where}.content"
-    if content is None:
+    if content is MISSING:
         raise invalid(where, "Field required")
+    if content is None:  # a client keeps it of a turn that held nothing
+        content = ""
     if role == "user":
-        return user_turn(blocks_of(content, where, IN_USER), where)
+        return user_turn(blocks.read(content, where, IN_USER), where, blocks)
     if role == "assistant":
-        return [assistant_message(blocks_of(content, where, IN_ASSISTANT), where)]
-    return said(late_role, lines(texts_of(content, where)))
+        return [assistant_message(blocks.read(content, where, IN_ASSISTANT), where)]
+    return said(late_role, lines(texts_of(content, where, blocks)))
 
 
 # ---- blocks
 
 
-def texts_of(content, where):
+def texts_of(content, where, blocks):
     """The texts of content that may hold nothing else."""
-    return [block["text"] for block in blocks_of(content, where, IN_SYSTEM)]
+    return [block["text"] for block in blocks.read(content, where, IN_SYSTEM)]
 
 
-def blocks_of(content, where, known):
-    """Content as checked blocks: each of a known type and with the fields of that type."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    if not isinstance(content, list):
-        raise invalid(where, "must be a text or a list of blocks")
-    for number, block in enumerate(content):
-        check_block(block, f"{where}.{number}", known)
-    return content
+class Blocks:
+    """Reads content as blocks of known types.
 
+    past    history.Past
+    strict  whether other blocks are refused: these are no history
+    asked   whether the model is asked about them now
+    unread  the Refusal of a block that was left out though it is asked about, or None
+    """
 
-def check_block(block, where, known):
-    """Raises InvalidRequest for what is no block of a known type."""
-    kind = as_dict(block).get("type")
-    if not isinstance(kind, str):
-        raise invalid(f"{where}.type", "Field required")
-    if kind not in known:
+    def __init__(self, past, strict=False):
+        self.past = past
+        self.strict = strict
+        self.asked = False
+        self.unread = None
+
+    def read(self, content, where, known):
+        """Content as a list of blocks, each with the fields of its type."""
+        if isinstance(content, str):
+            return [{"type": "text", "text": content}]
+        if not isinstance(content, list):
+            raise invalid(where, "must be a text or a list of blocks")
+        return [
+            self.read_block(block, f"{where}.{number}", known)
+            for number, block in enumerate(content)
+        ]
+
+    def read_block(self, block, where, known):
+        """A block of a known type, as it is; another one as a text, which may be empty."""
+        kind = as_dict(block).get("type")
+        if not isinstance(kind, str):
+            raise invalid(f"{where}.type", "Field required")
+        if kind.endswith("_use"):
+            self.past.remember(block, block.get("id"))
+        if kind == "redacted_thinking":
+            self.past.ignored.add(where, kind)
+        if kind in known and not self.is_lost(block):
+            check_block(block, kind, where)
+            return block
+        if kind in TOOL_CHANGES and not self.strict:
+            return {"type": "text", "text": ""}
         remedy = REMEDIES.get(kind, f"there are {', '.join(known)}")
-        raise invalid(where, f"a block of type {kind[:40]!r} is not supported here; {remedy}")
+        error = invalid(where, f"a block of type {kind[:40]!r} is not supported here; {remedy}")
+        unread = self.asked and kind in REMEDIES and not document_texts(block)
+        if unread or self.strict or kind in HERE and kind not in known:
+            raise error
+        text = self.past.read(block, where, block.get("tool_use_id"))
+        if self.asked and not text:
+            self.unread = self.unread or error
+        return {"type": "text", "text": text, "found": True}
+
+    def read_image(self, block, where, asked):
+        """[the part of an image], or [] for one that cannot be read and is not asked about.
+
+        A tool's result is never asked about: the client would send it again each time.
+        """
+        try:
+            return [image_part(block, where)]
+        except InvalidRequest:
+            if asked:
+                raise
+            self.past.ignored.add(where, "image")
+            return []
+
+    def is_lost(self, block):
+        """Whether it is an earlier image that somebody else has stored."""
+        if block["type"] != "image" or self.asked:
+            return False
+        return as_dict(block.get("source")).get("type") not in ("base64", "url")
+
+
+def check_block(block, kind, where):
+    """Raises InvalidRequest for a block of a known type that lacks its fields."""
     for name in TEXTS.get(kind, ()):
         if name not in block:
             raise invalid(f"{where}.{name}", "Field required")
@@ -139,18 +230,21 @@ def check_block(block, where, known):
 # ---- a user's turn
 
 
-def user_turn(blocks, where):
-    """The messages of a turn: the results of its tools, then what the user says."""
+def user_turn(blocks, where, reader):
+    """The messages of a turn: the results of its tools, then what the user says.
+
+    reader  Blocks, for what is inside of results
+    """
     results = []
     parts = []
     for number, block in enumerate(blocks):
         if block["type"] == "tool_result":
-            results.append(tool_message(block, f"{where}.{number}", parts))
+            results.append(tool_message(block, f"{where}.{number}", parts, reader))
     for number, block in enumerate(blocks):
         if block["type"] == "text" and block["text"]:
             parts.append({"type": "text", "text": block["text"]})
         elif block["type"] == "image":
-            parts.append(image_part(block, f"{where}.{number}"))
+            parts += reader.read_image(block, f"{where}.{number}", reader.asked)
     return results + said("user", joined(parts)) or [{"role": "user", "content": ""}]
 
 
@@ -161,29 +255,31 @@ def joined(parts):
     return "\n".join(part["text"] for part in parts)
 
 
-def tool_message(block, where, parts):
+def tool_message(block, where, parts, reader):
     """A tool's result as its message, which holds text alone; where an image was stands its name.
 
-    parts  those of the user's message behind it; name and image are added
+    parts   those of the user's message behind it; name and image are added
+    reader  Blocks
     """
     content = block.get("content")
     if content is None:
         content = ""
     texts = []
-    for number, inner in enumerate(blocks_of(content, f"{where}.content", IN_RESULT)):
+    for number, inner in enumerate(reader.read(content, f"{where}.content", IN_RESULT)):
         if inner["type"] == "text":
             texts.append(inner["text"])
         elif inner["type"] == "tool_reference":
             texts.append(f"The tool {inner['tool_name']} can be called now.")
         else:
-            name = f"[image {len(parts) // 2 + 1} of the tool results]"
-            texts.append(name)
-            parts.append({"type": "text", "text": name})
-            parts.append(image_part(inner, f"{where}.content.{number}"))
+            image = reader.read_image(inner, f"{where}.content.{number}", asked=False)
+            if image:
+                name = f"[image {len(parts) // 2 + 1} of the tool results]"
+                texts.append(name)
+                parts += [{"type": "text", "text": name}, *image]
     text = lines(texts)
     if typed(block, "is_error", bool, "true or false", f"{where}."):
         text = f"Error: {text}"
-    return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": text}
+    return {"role": "tool", "tool_call_id": ids.for_engine(block["tool_use_id"]), "content": text}
 
 
 def image_part(block, where):
@@ -199,6 +295,8 @@ def image_part(block, where):
         url = f"data:{media_type};base64,{data}"
     elif kind != "url" or not isinstance(url, str):
         raise invalid(f"{where}.source", "must be of type base64 or url; files are not stored here")
+    if fault := fault_of_image(url):
+        raise invalid(f"{where}.source", fault)
     return {"type": "image_url", "image_url": {"url": url}}
 
 
@@ -207,9 +305,8 @@ def image_part(block, where):
 
 def assistant_message(blocks, where):
     """One message. Texts follow each other as the model wrote them, with nothing in between."""
-    texts = [block["text"] for block in blocks if block["type"] == "text"]
     thoughts = [block["thinking"] for block in blocks if block["type"] == "thinking"]
-    message = {"role": "assistant", "content": "".join(texts)}
+    message = {"role": "assistant", "content": words_of(blocks)}
     if any(thoughts):
         message["reasoning"] = lines(thoughts)
     tool_calls = [
@@ -223,10 +320,23 @@ def assistant_message(blocks, where):
     return message
 
 
+def words_of(blocks):
+    """What the model said in a turn. What the tools of others gave it stands in paragraphs of its
+    own."""
+    words = ""
+    for block in blocks:
+        if block["type"] == "text" and block["text"]:
+            if "found" in block:
+                words += f"\n\n{block['text']}\n\n"
+            else:
+                words += block["text"]
+    return words.strip("\n") if any("found" in block for block in blocks) else words
+
+
 def tool_call_of(block, where):
     """A tool call of the history. Its input is made an object, whatever a client kept of it."""
     try:
         function = {"name": block["name"], "arguments": mended(block.get("input"))}
     except RecursionError:
         raise invalid(f"{where}.input", "is nested too deeply") from None
-    return {"id": block["id"], "type": "function", "function": function}
+    return {"id": ids.for_engine(block["id"]), "type": "function", "function": function}

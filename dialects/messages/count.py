@@ -5,6 +5,7 @@ Anthropic's reference of POST /v1/messages/count_tokens.
 """
 
 from dialects.engine import count_only
+from dialects.history import Ignored
 from dialects.messages import read_prompt, refusal
 from dialects.read import parse
 from stream import dumps
@@ -14,8 +15,11 @@ __all__ = ["read", "write", "refusal"]
 
 def read(body, fleet):
     """A request's body, with or without max_tokens, as an Ask that is only counted."""
-    payload, *_ = read_prompt(parse(body), fleet)
-    return count_only(payload, fleet)
+    ignored = Ignored()
+    payload, *_ = read_prompt(parse(body), fleet, ignored)
+    ask = count_only(payload, fleet)
+    ask.ignored = ignored.header
+    return ask
 
 
 def write(tokens, ask):

@@ -13,19 +13,19 @@ Source: Anthropic's reference of streaming messages, and what its SDKs' accumula
 
 import logging
 
-from dialects.loose import BLANK
+from dialects.messages import ids
 from dialects.messages.errors import refusal
-from dialects.messages.message import message_id, stop_of
+from dialects.messages.message import NULLS, message_id, stop_of
 from dialects.messages.tool_calls import ToolCall
-from dialects.messages.usage import usage_of
-from stream import PieceStream, as_id, dumps
+from dialects.messages.usage import UNKNOWN, UNKNOWN_IN_DELTA, usage_of
+from stream import BLANK, CUT, PieceStream, as_id, dumps
 
 logger = logging.getLogger("sparks")
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 EMPTY_BLOCKS = {
     "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
-    "text": {"type": "text", "text": ""},
+    "text": {"type": "text", "text": "", "citations": None},
 }
 DELTAS = {
     "reasoning": b'{"type":"thinking_delta","thinking":"',
@@ -70,6 +70,7 @@ class MessageStream(PieceStream):
         self.last_choice = {}  # the choice with a finish_reason
         self.declined = False  # the model gave a refusal
         self.left_out = 0  # tokens of reasoning that the client doesn't want
+        self.kept = []  # their texts, while there is no other answer
         # the block that is open
         self.block = None  # its kind, a name in DELTAS
         self.index = -1
@@ -103,7 +104,7 @@ class MessageStream(PieceStream):
             return self.tool_call(value)
         if kind == "finish":
             self.last_choice = value
-            return self.release() + self.close()
+            return self.release() + self.only_thoughts() + self.close()
         return b""
 
     def other_text(self, kind, text):
@@ -113,6 +114,8 @@ class MessageStream(PieceStream):
             return self.text("text", text)
         if kind == "reasoning" and not self.thinks:
             self.left_out += 1
+            if self.index < 0:
+                self.kept.append(text)
             return b""
         if self.waiting or self.unfinished:
             self.waiting.append((kind, text))
@@ -125,7 +128,7 @@ class MessageStream(PieceStream):
 
     def tool_call(self, piece):
         """A piece of a tool call."""
-        index = piece.get("index")
+        index = piece["index"]
         if index not in self.tool_calls:
             self.tool_calls[index] = ToolCall()
         tool_call = self.tool_calls[index]
@@ -141,13 +144,13 @@ class MessageStream(PieceStream):
             self.waiting.append(("tool", piece))
             return b""
         tool_call.take(piece)
-        return self.begin_tool_call(tool_call) if tool_call.name else b""
+        return self.begin_tool_call(tool_call, piece)
 
-    def begin_tool_call(self, tool_call):
-        ident = tool_call.id
-        if ident is None:
-            ident = f"toolu_{len(self.tool_calls)}"
-        block = {"type": "tool_use", "id": str(ident), "name": tool_call.name, "input": {}}
+    def begin_tool_call(self, tool_call, piece):
+        """The events of a call's beginning. Its first piece says what it is called."""
+        ident = ids.for_client(piece["id"])
+        name = piece["function"]["name"]
+        block = {"type": "tool_use", "id": ident, "name": name, "input": {}}
         out = self.begin("tool", block)
         tool_call.state = "open"
         self.open_tool_call = tool_call
@@ -177,6 +180,15 @@ class MessageStream(PieceStream):
                 break
         return b"".join(out)
 
+    def only_thoughts(self):
+        """The events of reasoning that is the whole answer, for a client that doesn't want any:
+        else it would get no answer at all."""
+        if self.index >= 0 or not self.kept or self.last_choice["finish_reason"] in CUT:
+            return b""
+        self.left_out = 0
+        self.blanks = {}
+        return self.text("text", b"".join(self.kept))
+
     # -- the blocks
 
     def start(self):
@@ -192,13 +204,15 @@ class MessageStream(PieceStream):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {"input_tokens": self.prompt_tokens or 0, "output_tokens": 0},
+            **NULLS,
+            "usage": {**UNKNOWN, "input_tokens": self.prompt_tokens or 0, "output_tokens": 0},
         }
         return event("message_start", message=message) + PING
 
     def begin(self, kind, block):
         out = self.start() + self.close()
         self.block = kind
+        self.kept = []
         self.index += 1
         self.before = before_delta(DELTAS[kind], self.index)
         return out + event("content_block_start", index=self.index, content_block=block)
@@ -237,6 +251,12 @@ class MessageStream(PieceStream):
             logger.info("thinking was off; %d tokens of it were left out", self.left_out)
         called = any(tool_call.state != "waiting" for tool_call in self.tool_calls.values())
         reason, sequence = stop_of(self.last_choice, called, self.declined)
-        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        delta = {
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "container": None,
+            "stop_details": None,
+        }
         usage = usage_of(self.usage, self.prompt_tokens, self.tokens)
+        usage = {**UNKNOWN_IN_DELTA, **usage}
         return out + event("message_delta", delta=delta, usage=usage) + STOP

@@ -5,13 +5,15 @@ Source: Anthropic's reference of POST /v1/messages, the answer.
 
 import logging
 
-from dialects.chat import write_message
-from dialects.loose import as_dict, as_list
+from dialects.messages import ids
 from dialects.read import mended
-from stream import as_id, check_finish, loads
+from stream import CUT, as_id, check_finish, loads, objects_in
 
 logger = logging.getLogger("sparks")
 REASONS = {"length": "max_tokens", "content_filter": "refusal"}  # by finish_reason
+
+# What the reference always has in a message, and here is never anything else.
+NULLS = {"container": None, "diagnostics": None, "stop_details": None}
 
 
 def message_id(completion_id):
@@ -40,36 +42,36 @@ def stop_of(choice, calls_tool, declines):
     return "end_turn", None
 
 
-def content_blocks(message, thinks):
-    """The content blocks of a plain completion's message (a dict, mended in place).
+def content_blocks(message, thinks, finish):
+    """The content blocks of a plain completion's message, which stream.read_message has mended.
 
     thinks  whether the client wants the reasoning
+    finish  the finish_reason
     """
-    write_message(message, ("reasoning",))
     blocks = []
-    thinking = message.get("reasoning")
-    if thinking and not thinks:
-        logger.info("thinking was off; %d characters of it were left out", len(thinking))
-    elif isinstance(thinking, str) and thinking.strip():
-        blocks.append({"type": "thinking", "thinking": thinking, "signature": ""})
+    thinking = message.get("reasoning", "")
     texts = (message.get("refusal"), message.get("content"))
     text = "".join(text for text in texts if isinstance(text, str))
+    tool_calls = objects_in(message, "tool_calls")
+    if thinks:
+        if thinking.strip():
+            blocks.append({"type": "thinking", "thinking": thinking, "signature": ""})
+    elif finish not in CUT and not text.strip() and not tool_calls:
+        text = thinking  # else there would be no answer at all
+    elif thinking:
+        logger.info("thinking was off; %d characters of it were left out", len(thinking))
     if text.strip():
-        blocks.append({"type": "text", "text": text})
-    return blocks + list(tool_use_blocks(message.get("tool_calls")))
+        blocks.append({"type": "text", "text": text, "citations": None})
+    return blocks + [tool_use_block(tool_call) for tool_call in tool_calls]
 
 
-def tool_use_blocks(tool_calls):
-    """A message's tool calls as blocks, no two of one id; what has no name is no call."""
-    taken = set()
-    for tool_call in as_list(tool_calls):
-        function = as_dict(as_dict(tool_call).get("function"))
-        name = function.get("name")
-        if not isinstance(name, str) or not name:
-            continue
-        ident = str(as_id(tool_call.get("id")) or "")
-        if not ident or ident in taken:
-            ident = f"toolu_{len(taken)}"
-        taken.add(ident)
-        arguments = mended(function.get("arguments")).encode("utf-8", "surrogatepass")
-        yield {"type": "tool_use", "id": ident, "name": name, "input": loads(arguments)}
+def tool_use_block(tool_call):
+    """A tool call as a block."""
+    function = tool_call["function"]
+    arguments = mended(function["arguments"]).encode("utf-8", "surrogatepass")
+    return {
+        "type": "tool_use",
+        "id": ids.for_client(tool_call["id"]),
+        "name": function["name"],
+        "input": loads(arguments),
+    }

@@ -3,7 +3,7 @@
 Source: Anthropic's reference of POST /v1/messages, `tools` and `tool_choice`.
 """
 
-from dialects.loose import as_list
+from dialects.loose import as_dict, as_list
 from dialects.messages.errors import invalid
 from dialects.messages.schema import inlined
 from dialects.read import typed
@@ -12,25 +12,28 @@ from dialects.read import typed
 BARE_SCHEMAS = ("qwen", "gpt-oss")
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 SKIPPED = "tools without an input_schema are skipped"
+# Of a tool that the history adds or removes: declared in `tools`, or defined in its place.
+REFERENCE = "tool_reference"
+DEFINITION = "tool_definition"
 
 
-def read_tools(request, payload, effort):
+def read_tools(request, payload, effort, ignored):
     """Put the tools that can be called, and what the model shall do with them, into the payload.
 
     request  its conversation has been read
     effort   the model's table in reasoning.TABLES, which tells what its template can do
+    ignored  history.Ignored
     """
     given = typed(request, "tools", list, "a list") or []
-    bare = effort in BARE_SCHEMAS
-    tools = [read_tool(tool, f"tools.{number}", bare) for number, tool in enumerate(given)]
-    tools = without_deferred(given, tools, request["messages"])
+    tools = Tools(given, effort in BARE_SCHEMAS, ignored)
+    for where, kind, tool in changes_in(request["messages"]):
+        tools.change(where, kind, tool)
     wanted = typed(request, "tool_choice", dict, 'an object such as {"type": "auto"}')
     if wanted:
-        names = [tool["function"]["name"] for tool in tools]
-        choice = read_choice(wanted, names, bool(given))
-    if not tools:  # beside no tools, engines refuse a choice
+        choice = read_choice(wanted, list(tools.offered), bool(given))
+    if not tools.offered:  # beside no tools, engines refuse a choice
         return
-    payload["tools"] = tools
+    payload["tools"] = list(tools.offered.values())
     if wanted:
         payload["tool_choice"] = choice
         if typed(wanted, "disable_parallel_tool_use", bool, "true or false", "tool_choice."):
@@ -61,38 +64,105 @@ def read_tool(tool, where, bare):
     return {"type": "function", "function": function}
 
 
-def without_deferred(given, tools, messages):
-    """The tools that the model knows by now.
+class Tools:
+    """The tools that the model can call by now.
 
     A tool with defer_loading is none of them until the client's search finds it, which a
-    tool_reference in a result says. It then stands behind the others: the prompt's beginning stays
-    the same for the engine's cache.
+    tool_reference in a result says, or a tool_addition adds it. It then stands behind the others:
+    the prompt's beginning stays the same for the engine's cache.
 
-    given  the client's tools;  tools  the same as functions, or None;  messages  the client's, read
+    declared  name -> the tool as a function: all that there are
+    offered   name -> the same: those that can be called
     """
-    # Where Anthropic's servers were to do the search, nobody does it here: all tools are known.
-    searched = any(str(tool.get("type")).startswith("tool_search_tool") for tool in given)
-    found = set(found_tools(messages))
-    known = []
-    late = []
-    for one, tool in zip(given, tools, strict=True):
-        if tool is None:
-            continue
-        if searched or not one.get("defer_loading"):
-            known.append(tool)
-        elif tool["function"]["name"] in found:
-            late.append(tool)
-    return known + late
+
+    def __init__(self, given, bare, ignored):
+        """
+        given    the client's tools
+        bare     the template knows no $ref
+        ignored  history.Ignored
+        """
+        self.bare = bare
+        self.ignored = ignored
+        self.declared = {}
+        self.offered = {}
+        for number, tool in enumerate(given):
+            self.declare(tool, f"tools.{number}")
+        # Where Anthropic's servers were to do the search, nobody does it here: all are known.
+        searched = any(str(tool.get("type")).startswith("tool_search_tool") for tool in given)
+        for tool in given:
+            if searched or not tool.get("defer_loading"):
+                self.offer(tool.get("name"))
+
+    def declare(self, tool, where):
+        """Take in a tool. Returns whether it can be offered."""
+        function = read_tool(tool, where, self.bare)
+        if function is None:
+            self.ignored.add(where, tool["type"])
+            return False
+        self.declared[function["function"]["name"]] = function
+        return True
+
+    def offer(self, name):
+        if isinstance(name, str) and name in self.declared:
+            self.offered[name] = self.declared[name]
+            return True
+        return False
+
+    def change(self, where, kind, tool):
+        """What the history says of a tool.
+
+        kind  "tool_addition" or "tool_removal"
+        tool  refers to one by its name, or defines it
+        """
+        name = tool.get("name")
+        if kind == "tool_addition" and tool.get("type") == DEFINITION:
+            definition = tool.get("definition")
+            if self.declare(definition, f"{where}.tool.definition"):
+                self.offer(definition["name"])
+        elif tool.get("type") != REFERENCE or not isinstance(name, str):
+            self.ignored.add(where, kind)  # such as a whole server's tools
+        elif kind == "tool_removal":
+            self.offered.pop(name, None)
+        elif not self.offer(name):
+            self.ignored.add(where, kind)
 
 
-def found_tools(messages):
-    """The names of the tools that a search has found."""
-    for message in messages:
-        for block in as_list(message.get("content")):
-            if block["type"] == "tool_result":
-                for inner in as_list(block.get("content")):
-                    if inner["type"] == "tool_reference":
-                        yield inner["tool_name"]
+def changes_in(messages):
+    """(where, "tool_addition" or "tool_removal", the tool) for each change in the conversation."""
+    for number, message in enumerate(messages):
+        yield from changes_among(message.get("content"), f"messages.{number}.content")
+
+
+def changes_among(blocks, where):
+    """Those in the content of a message."""
+    for number, block in enumerate(map(as_dict, as_list(blocks))):
+        kind = block.get("type")
+        here = f"{where}.{number}"
+        if kind in ("tool_addition", "tool_removal"):
+            yield here, kind, as_dict(block.get("tool"))
+        elif kind == DEFINITION:
+            yield here, "tool_addition", block
+        elif kind == "compaction":
+            yield from kept_changes(block.get("tool_changes"), here)
+        elif kind == "tool_result":
+            yield from found_tools(block.get("content"), here)
+        elif kind == "tool_search_tool_result":
+            yield from found_tools(as_dict(block.get("content")).get("tool_references"), here)
+
+
+def kept_changes(blocks, where):
+    """Those that a compaction has kept of what it stands for."""
+    for block in map(as_dict, as_list(blocks)):
+        if block.get("type") in ("tool_addition", "tool_removal"):
+            yield where, block["type"], as_dict(block.get("tool"))
+
+
+def found_tools(blocks, where):
+    """The tools that a search has found, as additions."""
+    for block in map(as_dict, as_list(blocks)):
+        if block.get("type") == REFERENCE:
+            name = block.get("tool_name")
+            yield where, "tool_addition", {"type": REFERENCE, "name": name}
 
 
 def read_choice(choice, names, any_given):

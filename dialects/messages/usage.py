@@ -5,6 +5,30 @@ Source: Anthropic's reference of POST /v1/messages, `usage`.
 
 from dialects.loose import as_dict, figure
 
+# What the reference always has, and has as null where nothing is known: of a message's usage, and
+# of a message_delta's.
+UNKNOWN = dict.fromkeys(
+    (
+        "cache_creation",
+        "cache_creation_input_tokens",
+        "cache_read_input_tokens",
+        "inference_geo",
+        "output_tokens_details",
+        "server_tool_use",
+        "service_tier",
+        "speed",
+    )
+)
+UNKNOWN_IN_DELTA = dict.fromkeys(
+    (
+        "input_tokens",
+        "cache_creation_input_tokens",
+        "cache_read_input_tokens",
+        "output_tokens_details",
+        "server_tool_use",
+    )
+)
+
 
 def usage_of(usage, prompt_tokens=None, completion_tokens=None):
     """The usage for the client.

@@ -9,7 +9,9 @@ what Codex sends.
 """
 
 from dialects import sampling
+from dialects.chat import collected
 from dialects.engine import engine_chat
+from dialects.history import Ignored
 from dialects.read import parse, typed
 from dialects.responses.echo import echo_of, written_echo
 from dialects.responses.events import Options, ResponseStream
@@ -87,16 +89,17 @@ class Responses:
         streams = typed(payload, "stream", bool, "true or false") or False
         typed(payload, "stream_options", dict, "an object")
         typed(payload, "model", str, "a text")
-        box = Toolbox(payload)
+        ignored = Ignored()
+        box = Toolbox(payload, ignored)
         reasoning = read_reasoning(payload)
         include = read_include(payload)
         chat = {
-            "messages": messages_of(payload, box, self.seal and self.seal.decrypt),
+            "messages": messages_of(payload, box, self.seal and self.seal.decrypt, ignored),
             **box.fields,
             **chat_fields(payload, include),
         }
-        if reasoning["effort"] is not None:
-            chat["reasoning"] = {"effort": reasoning["effort"]}
+        if payload.get("reasoning"):
+            chat["reasoning"] = payload["reasoning"]
         echo = echo_of(payload, box, reasoning)
         stream = ResponseStream(self.new_token(), self.options(box, reasoning, include, chat))
         passed = passed_on(payload, chat)
@@ -105,9 +108,10 @@ class Responses:
         ask = engine_chat(
             passed | chat,
             fleet,
-            (lambda names: stream) if streams else None,
+            (lambda names, model: stream) if streams else None,
             response_stream=stream,
         )
+        ask.ignored = ignored.header
         stream.echo = ask.echo = written_echo({"model": ask.model.id, **echo})
         return ask
 
@@ -129,9 +133,9 @@ class Responses:
         """
         stream = ask.extra["response_stream"]
         if isinstance(answer, bytes):
-            stream.feed(answer + b"\n\n")
-        else:
-            stream.feed_plain(answer)
+            answer = collected(answer, ask.oddities)
+        stream.oddities = ask.oddities
+        stream.feed_plain(answer)
         stream.end()
         return stream.response, stream.usage
 

@@ -9,7 +9,7 @@ Response.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from dialects.loose import BLANK, arguments_text, as_dict
+from dialects.loose import as_dict
 from dialects.responses.items import (
     CustomToolCall,
     EventWriter,
@@ -21,10 +21,10 @@ from dialects.responses.items import (
 )
 from dialects.responses.tools import ClientTool
 from dialects.responses.usage import usage_of
-from stream import PieceStream, check_finish, dumps, objects_in
+from stream import BLANK, PieceStream, check_finish, dumps, objects_in
 
 # finish_reason -> why a Response is incomplete
-CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
+INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 TOOL_CALL_CLASSES = {"function": ToolCall, "custom": CustomToolCall}
 # A Refusal's code, or else its status -> the code of a failed Response. The first is in no
 # published schema, but OpenAI sends it and Codex acts on it.
@@ -46,19 +46,6 @@ class Options(NamedTuple):
     summary: bool = False
     encrypt: Callable | None = None
     logprobs: bool = False
-
-
-class EngineToolCall:
-    """A tool call as it comes from the engine. Without a name it cannot begin, and is held.
-
-    held  its arguments that are not written yet
-    item  the ToolCall or CustomToolCall, once it has a name
-    """
-
-    def __init__(self, call_id):
-        self.id = call_id
-        self.held = ""
-        self.item = None
 
 
 class ResponseStream(PieceStream):
@@ -88,7 +75,7 @@ class ResponseStream(PieceStream):
         self.items = []
         self.item = None  # the one that goes on
         self.saying = None  # the kind of its text, or None
-        self.tool_calls = {}  # index -> EngineToolCall
+        self.tool_calls = {}  # index -> ToolCall or CustomToolCall
         self.blank = []  # the pieces of a text that is no message yet
         self.finish = None  # the finish_reason
         self.response = None
@@ -105,11 +92,18 @@ class ResponseStream(PieceStream):
         created = self.writer.event(b"created", response)
         return created + self.writer.event(b"in_progress", response)
 
+    def alive(self, note=""):
+        """Events, since clients count no comments; a note is one all the same."""
+        out = b": %b\n\n" % note.encode() if note else b""
+        if not self.begun:
+            return out + self.begin()
+        return out + self.writer.event(b"in_progress", self.response_field(b"in_progress"))
+
     def end(self):
         super().end()
         check_finish(self.finish)
         if self.last_event is None:
-            status = b"incomplete" if self.finish in CUT else b"completed"
+            status = b"incomplete" if self.finish in INCOMPLETE else b"completed"
             self.response = self.as_json(status)
             self.last_event = self.writer.event(status, b'"response":%b' % self.response)
         return self.last_event
@@ -143,8 +137,11 @@ class ResponseStream(PieceStream):
         if status == b"completed":
             head["completed_at"] = int(self.options.clock())
         if status == b"incomplete":
-            head["incomplete_details"] = {"reason": CUT[self.finish]}
-        output = b",".join([item.so_far() for item in self.items])
+            head["incomplete_details"] = {"reason": INCOMPLETE[self.finish]}
+        open_status = b"incomplete"
+        if status == b"in_progress":
+            open_status = status
+        output = b",".join([item.so_far(open_status) for item in self.items])
         return b'%b,"output":[%b],%b' % (dumps(head)[:-1], output, b"".join(self.echo)[1:])
 
     # -- pieces
@@ -186,30 +183,22 @@ class ResponseStream(PieceStream):
         return b""
 
     def tool_call(self, piece):
-        """The events of a piece of a tool call. One without a name yet waits for it."""
+        """The events of a piece of a tool call, the first of which says what it is called."""
         index = piece["index"]
-        if index not in self.tool_calls:
-            self.tool_calls[index] = EngineToolCall(str(piece.get("id")))
-        tool_call = self.tool_calls[index]
-        function = as_dict(piece.get("function"))
-        tool_call.held += arguments_text(function.get("arguments"))
+        function = piece["function"]
         out = b""
-        if tool_call.item is None:
-            name = function.get("name")
-            if not isinstance(name, str) or not name:
-                return b""
-            out = self.begin_tool_call(tool_call, name)
-        held = tool_call.held
-        tool_call.held = ""
-        if tool_call.item.final:
+        if index not in self.tool_calls:
+            out = self.begin_tool_call(index, piece["id"], function["name"])
+        item = self.tool_calls[index]
+        if item.final:
             return out
-        return out + tool_call.item.take(held)
+        return out + item.take(function.get("arguments", ""))
 
-    def begin_tool_call(self, tool_call, name):
+    def begin_tool_call(self, index, call_id, name):
         self.blank = []
         tool = self.options.tools.get(name) or ClientTool("function", name)
-        out = self.begin_item(TOOL_CALL_CLASSES[tool.type], tool, tool_call.id)
-        tool_call.item = self.item
+        out = self.begin_item(TOOL_CALL_CLASSES[tool.type], tool, call_id)
+        self.tool_calls[index] = self.item
         return out
 
     def finishes(self, reason):
@@ -225,7 +214,7 @@ class ResponseStream(PieceStream):
         self.saying = None
         still_open = [item for item in self.items if not item.final]
         for item in still_open:
-            cut = self.finish in CUT and item is still_open[-1]
+            cut = self.finish in INCOMPLETE and (item is still_open[-1] or not item.whole)
             out += item.close(b"incomplete" if cut else b"completed")
         return out
 

@@ -5,9 +5,13 @@ Items come one by one: thoughts, words and tool calls of one turn of the model m
 Source: OpenAI's published schema (github.com/openai/openai-openapi), InputItem.
 """
 
+import re
+
+from dialects.engine import fault_of_image
+from dialects.history import LONGEST, Past, in_json
 from dialects.loose import as_dict
 from dialects.read import mended, typed
-from dialects.responses.tools import ClientTool, full_name
+from dialects.responses.tools import BRINGS_TOOLS, ClientTool, full_name
 from errors import InvalidRequest
 from stream import dumps
 
@@ -20,28 +24,22 @@ TEXTS = {  # type of a part -> the field of its text
     "reasoning_text": "text",
     "refusal": "refusal",
 }
-IMAGES = ("input_image", "image_url")
+SCREENS = ("computer_screenshot", "input_image")
+MISSING = object()
+IMAGES = (*SCREENS, "image_url")
 DETAILS = ("auto", "low", "high")
-REFUSED = {
+REFUSED = {  # where the model is asked about it
     "input_file": "files are not supported; send their text, or images of their pages",
     "input_audio": "audio is not supported; send text or images",
 }
 TOOL_CALLS = {"function_call": "function", "custom_tool_call": "custom"}  # -> type of the tool
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
-# Traces of tools that OpenAI has run: what came of them, the model has said.
-FOREIGN = (
-    "web_search_call",
-    "file_search_call",
-    "code_interpreter_call",
-    "image_generation_call",
-    "mcp_list_tools",
-    "mcp_call",
-    "mcp_approval_request",
-    "mcp_approval_response",
-    "tool_search_call",
-    "tool_search_output",
-    "compaction",
-)
+SHELL = "local_shell_call"  # a call whose result Codex gives as a function's
+CIPHER = re.compile(r"[A-Za-z0-9+/_=-]{40,}+")
+AGENTS = {"author": "from", "recipient": "to"}  # fields of an agent's message
+# What says nothing to a model, though it has fields that elsewhere hold texts.
+TRACES = ("image_generation_call", "mcp_list_tools")
+TRIGGER = "compaction_trigger"
 REFERENCE = (
     "refers to an item by its id, but nothing is stored here: "
     "send the item itself, and set store: false"
@@ -49,11 +47,12 @@ REFERENCE = (
 SHOWN = "The tool's result holds this:"  # before an image, which a tool message cannot hold
 
 
-def messages_of(payload, box, decrypt):
+def messages_of(payload, box, decrypt, ignored):
     """The messages. Raises InvalidRequest.
 
     box      the Toolbox of the request
     decrypt  gives the text of reasoning that was encrypted here, else None; it may be None itself
+    ignored  history.Ignored
     """
     given = payload.get("input")
     if given is None:
@@ -62,10 +61,26 @@ def messages_of(payload, box, decrypt):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise InvalidRequest("input must be a text or a list with at least one item", "input")
-    reader = Reader(box, decrypt, typed(payload, "instructions", str, "a text"))
+    reader = Reader(box, decrypt, typed(payload, "instructions", str, "a text"), Past(ignored))
+    answered = answered_up_to(given)
     for at, item in enumerate(given):
+        if at == answered:
+            reader.begin_asking()
         reader.read(item, f"input[{at}]")
+    if as_dict(given[-1]).get("type") == TRIGGER:
+        raise invalid(
+            f"input[{len(given) - 1}]",
+            "asks for a compaction, which is not done here: ask the model for a summary instead",
+        )
     return reader.end()
+
+
+def answered_up_to(items):
+    """How many items there are before those in which somebody asks the model."""
+    for at in range(len(items), 0, -1):
+        if as_dict(items[at - 1]).get("role") not in ("user", "system", "developer"):
+            return at
+    return 0
 
 
 def invalid(where, problem):
@@ -77,39 +92,60 @@ class Reader:
 
     front   the texts that make the one system message in front
     turn    the message of the model that items still add to, or None
-    images  parts of the user message that follows the last result of a turn: what tools show
+    waiting call ids of its calls that have no result yet
+    shown   parts of the user message that follows the last result of a turn: what tools show
+    past    history.Past
+    parts   Parts
+    answered how many messages there were before those that ask the model
     """
 
-    def __init__(self, box, decrypt, instructions):
+    def __init__(self, box, decrypt, instructions, past):
+        """box and decrypt: see `messages_of`"""
         self.engine_names = {tool: name for name, tool in box.names.items()}
         self.decrypt = decrypt
+        self.past = past
+        self.parts = Parts(past, self.read_sealed)
         self.front = [instructions] if instructions else []
         self.messages = []
         self.turn = None
-        self.images = []
+        self.waiting = set()
+        self.shown = []
+        self.answered = 0
 
     def read(self, item, where):
         """Add an item."""
         kind = type_of(item, where)
-        if kind in FOREIGN:
-            return
-        if kind not in OUTPUTS:
-            self.show_images()
+        if kind == f"{SHELL}_output" and item.get("call_id"):
+            kind = "function_call_output"
+        if kind == "message" or kind not in OUTPUTS and not self.waiting:
+            self.show()
         if kind == "message":
             self.read_message(item, where)
         elif kind in TOOL_CALLS:
             self.read_tool_call(item, kind, where)
+        elif kind == SHELL:
+            self.read_shell_call(item, where)
         elif kind in OUTPUTS:
             self.read_output(item, where)
         elif kind == "reasoning":
             self.read_reasoning(item, where)
-        else:
-            known = ", ".join(("message", "reasoning", *TOOL_CALLS, *OUTPUTS))
-            raise invalid(f"{where}.type", f"{kind[:60]!r} cannot be read here; there are {known}")
+        elif kind == "agent_message":
+            self.read_agent_message(item, where)
+        elif kind not in BRINGS_TOOLS:  # the tools have been read
+            self.read_other({**item, "type": kind}, where)
+
+    def begin_asking(self):
+        """From here on come the messages that ask the model."""
+        self.show()
+        self.parts.asked = True
+        self.answered = len(self.messages)
 
     def end(self):
         """All messages."""
-        self.show_images()
+        self.show()
+        asked = self.messages[self.answered :]
+        if self.parts.unread and not any(message["content"] for message in asked):
+            raise self.parts.unread  # nothing else is asked
         if self.front:
             return [{"role": "system", "content": "\n\n".join(self.front)}, *self.messages]
         if not self.messages:
@@ -126,14 +162,16 @@ class Reader:
         role = item.get("role")
         if not isinstance(role, str) or role not in ROLES:
             raise invalid(f"{where}.role", f"must be one of {', '.join(ROLES)}")
-        parts = parts_of(item.get("content"), f"{where}.content")
+        parts = self.parts.read(item.get("content", MISSING), f"{where}.content")
         only_text = all(part["type"] == "text" for part in parts)
+        if not only_text and role != "user":
+            self.past.ignored.add(f"{where}.content", "image")
         if role == "user":
             content = parts
-            if only_text and len(parts) == 1:
-                content = parts[0]["text"]
+            if only_text and len(parts) <= 1:
+                content = text_in(parts, "")
             self.add({"role": "user", "content": content})
-        elif not only_text:
+        elif not only_text and self.parts.asked:
             raise invalid(
                 f"{where}.content", f"holds an image, which a message of the role {role} cannot"
             )
@@ -146,7 +184,9 @@ class Reader:
             self.front.append(text_in(parts, "\n"))
 
     def read_reasoning(self, item, where):
-        text = reasoning_of(item, self.decrypt, where)
+        text = self.reasoning_of(item, where)
+        if item.get("encrypted_content") and not text:
+            self.past.ignored.add(where, "reasoning")
         if text:
             self.new_turn_after_answer()
             turn = self.own_turn()
@@ -165,18 +205,59 @@ class Reader:
             arguments = mended_arguments(given, where)
         tool = ClientTool(TOOL_CALLS[kind], name, namespace)
         engine_name = self.engine_names.get(tool) or full_name(name, namespace)
-        function = {"name": engine_name, "arguments": arguments}
+        self.add_call(call_id, engine_name, arguments)
+
+    def read_shell_call(self, item, where):
+        """A call of a tool that Codex has by itself, under a name of its own."""
+        call_id = item.get("call_id") or item.get("id")
+        if isinstance(call_id, str):
+            self.add_call(call_id, "local_shell", mended_arguments(item.get("action"), where))
+        else:
+            self.past.ignored.add(where, SHELL)
+
+    def add_call(self, call_id, name, arguments):
+        function = {"name": name, "arguments": arguments}
         tool_calls = self.own_turn().setdefault("tool_calls", [])
         tool_calls.append({"id": call_id, "type": "function", "function": function})
+        self.waiting.add(call_id)
 
     def read_output(self, item, where):
         """What came of a tool call."""
-        parts = parts_of(item.get("output"), f"{where}.output")
+        output = item.get("output", MISSING)
+        if isinstance(output, dict):
+            output = in_json(output)
+        parts = self.parts.read(output, f"{where}.output")
         call_id = required_text(item, "call_id", where)
         self.add({"role": "tool", "tool_call_id": call_id, "content": text_in(parts, "\n")})
+        self.waiting.discard(call_id)
         images = [part for part in parts if part["type"] == "image_url"]
         if images:
-            self.images += [{"type": "text", "text": SHOWN}, *images]
+            self.shown += [{"type": "text", "text": SHOWN}, *images]
+
+    def read_agent_message(self, item, where):
+        """What another agent says to this one: a user's message that names its author."""
+        parts = self.parts.read(item.get("content"), f"{where}.content")
+        if not any(part["type"] != "text" or part["text"] for part in parts):
+            self.past.ignored.add(where, "agent_message")
+            return
+        label = "Message"
+        for name, word in AGENTS.items():
+            if isinstance(item.get(name), str):
+                label += f" {word} {item[name]}"
+        self.shown += [{"type": "text", "text": f"[{label}]"}, *parts]
+
+    def read_other(self, item, where):
+        """An item of another type: what can be read in it, which the model has not said."""
+        kind = item["type"]
+        output = as_dict(item.get("output"))
+        image = output.get("type") in SCREENS and self.parts.read_image(output, f"{where}.output")
+        if image:
+            self.shown += [{"type": "text", "text": f"[{kind[:LONGEST]}]"}, image]
+        elif kind in TRACES:
+            self.past.ignored.add(where, kind)
+        elif text := self.past.read(item, where, item.get("call_id")):
+            self.shown.append({"type": "text", "text": text})
+        self.past.remember(item, item.get("call_id"))
 
     # -- messages
 
@@ -196,10 +277,45 @@ class Reader:
         if self.turn and self.turn["content"] and "tool_calls" not in self.turn:
             self.turn = None
 
-    def show_images(self):
-        if self.images:
-            self.add({"role": "user", "content": self.images})
-            self.images = []
+    def show(self):
+        self.waiting = set()
+        if self.shown:
+            content = self.shown
+            if all(part["type"] == "text" for part in content):
+                content = text_in(content, "\n")
+            self.add({"role": "user", "content": content})
+            self.shown = []
+
+    def decrypted(self, token):
+        """The text of what was encrypted here, or None."""
+        if self.decrypt and isinstance(token, str) and token:
+            return self.decrypt(token)
+        return None
+
+    def read_sealed(self, token):
+        """The text of an encrypted_content in a message of an agent, or None.
+
+        OpenAI's models encrypt what they tell another agent, and Codex passes it on under this
+        name. The models here do not: it is plain text.
+        """
+        text = self.decrypted(token)
+        if text is None and isinstance(token, str) and not CIPHER.fullmatch(token):
+            return token
+        return text
+
+    def reasoning_of(self, item, where):
+        """The text of a reasoning item: as it was encrypted here, else in the clear.
+
+        What somebody else has encrypted, nobody here can read: it counts as absent.
+        """
+        text = self.decrypted(item.get("encrypted_content"))
+        if text is not None:
+            return text
+        for name in ("content", "summary"):
+            parts = item.get(name)
+            if parts:
+                return text_in(self.parts.read(parts, f"{where}.{name}"), "\n")
+        return ""
 
 
 def type_of(item, where):
@@ -211,44 +327,85 @@ def type_of(item, where):
         if "role" in item:
             return "message"
         if "id" in item:
-            raise invalid(where, REFERENCE)
+            return reference(item, where)
         raise invalid(where, "must have a type, or a role and content")
     if not isinstance(kind, str):
         raise invalid(where, "must be an object with a type, such as message")
     if kind == "item_reference":
-        raise invalid(where, REFERENCE)
+        return reference(item, where)
     return kind or "message"
+
+
+def reference(item, where):
+    """The type of an item that refers to another one. Without a thought the model can do."""
+    if not str(item.get("id")).startswith("rs_"):
+        raise invalid(where, REFERENCE)
+    return "item_reference"
 
 
 # ---- parts
 
 
-def parts_of(content, where):
-    """A content, a text or a list, as a chat's parts."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    if not isinstance(content, list):
-        raise invalid(where, "must be a text or a list of parts")
-    return [part_of(part, f"{where}[{at}]") for at, part in enumerate(content)]
+class Parts:
+    """Reads contents as the parts of a chat: texts and images.
 
+    past    history.Past
+    unseal  gives the text of an encrypted_content, or None
+    asked   whether the model is asked about them now
+    unread  the Refusal of a part that was left out though it is asked about, or None
+    """
 
-def part_of(part, where):
-    """A part, a text or an image, as that of a chat."""
-    kind = as_dict(part).get("type")
-    if not isinstance(kind, str):
-        raise invalid(where, "must be an object with a type, such as input_text")
-    if kind in REFUSED:
-        raise invalid(where, f"is {kind}: {REFUSED[kind]}")
-    if kind in IMAGES:
-        return image_part(part, where)
-    if kind not in TEXTS:
-        raise invalid(
-            f"{where}.type", f"{kind[:60]!r} is unknown: use input_text, output_text or input_image"
-        )
-    text = part.get(TEXTS[kind])
-    if not isinstance(text, str):
-        raise invalid(f"{where}.{TEXTS[kind]}", "must be a text")
-    return {"type": "text", "text": text}
+    def __init__(self, past, unseal):
+        self.past = past
+        self.unseal = unseal
+        self.asked = False
+        self.unread = None
+
+    def read(self, content, where):
+        """A content, a text or a list, or None, as a list of parts."""
+        if content is None:  # a client keeps it of an item that held nothing
+            return []
+        if isinstance(content, str):
+            return [{"type": "text", "text": content}]
+        if not isinstance(content, list):
+            raise invalid(where, "must be a text or a list of parts")
+        parts = [self.read_part(part, f"{where}[{at}]") for at, part in enumerate(content)]
+        return [part for part in parts if part]
+
+    def read_part(self, part, where):
+        """A part, a text or an image, as that of a chat; another one as a text, or None."""
+        kind = as_dict(part).get("type")
+        if not isinstance(kind, str):
+            raise invalid(where, "must be an object with a type, such as input_text")
+        if kind in REFUSED and self.asked:
+            raise invalid(where, f"is {kind}: {REFUSED[kind]}")
+        if kind in IMAGES:
+            return self.read_image(part, where)
+        if kind not in TEXTS:
+            found = None
+            if kind == "encrypted_content":
+                found = self.unseal(part.get(kind))
+            found = found or self.past.read(part, where)
+            if found:
+                return {"type": "text", "text": found}
+            if self.asked and not self.unread:
+                remedy = "use input_text, output_text or input_image"
+                self.unread = invalid(f"{where}.type", f"{kind[:60]!r} is unknown: {remedy}")
+            return None
+        text = part.get(TEXTS[kind])
+        if not isinstance(text, str):
+            raise invalid(f"{where}.{TEXTS[kind]}", "must be a text")
+        return {"type": "text", "text": text}
+
+    def read_image(self, part, where):
+        """An image, or None for an earlier one that nobody here can read."""
+        try:
+            return image_part(part, where)
+        except InvalidRequest:
+            if self.asked:
+                raise
+            self.past.ignored.add(where, part["type"])
+            return None
 
 
 def image_part(part, where):
@@ -262,10 +419,8 @@ def image_part(part, where):
             f"{where}.file_id",
             "is not supported: no files are stored here; send the image in image_url",
         )
-    if not isinstance(url, str) or not url.lower().startswith(("data:", "http://", "https://")):
-        raise invalid(
-            f"{where}.image_url", "must be a data URL (data:image/png;base64,...) or an address"
-        )
+    if fault := fault_of_image(url):
+        raise invalid(f"{where}.image_url", fault)
     image = {"url": url}
     if source.get("detail") in DETAILS:
         image["detail"] = source["detail"]
@@ -277,23 +432,6 @@ def text_in(parts, between):
 
 
 # ---- fields of items
-
-
-def reasoning_of(item, decrypt, where):
-    """The text of a reasoning item: as it was encrypted here, else in the clear.
-
-    What somebody else has encrypted, nobody here can read: it counts as absent.
-    """
-    encrypted = item.get("encrypted_content")
-    if decrypt and isinstance(encrypted, str) and encrypted:
-        text = decrypt(encrypted)
-        if text is not None:
-            return text
-    for name in ("content", "summary"):
-        parts = item.get(name)
-        if parts:
-            return text_in(parts_of(parts, f"{where}.{name}"), "\n")
-    return ""
 
 
 def required_text(item, name, where):

@@ -193,8 +193,9 @@ class Item:
         """Whether nothing more can follow."""
         return True
 
-    def so_far(self):
-        return self.final or self.json(b"".join(self.said), b"incomplete")
+    def so_far(self, status):
+        """The item as it is by now, with this status unless it is closed."""
+        return self.final or self.json(b"".join(self.said), status)
 
 
 class Message(Item):
@@ -213,7 +214,7 @@ class Message(Item):
 
     def json(self, text, status):
         parts = b""
-        if status != b"in_progress":
+        if text or status != b"in_progress":
             parts = self.part(self.texts[0], text)
         return b'{"id":"%b","type":"message","status":"%b","role":"assistant","content":[%b]}' % (
             self.id,
@@ -266,14 +267,15 @@ class Reasoning(Item):
         super().__init__(writer, index)
 
     def json(self, text, status):
-        """The item with this text; one that has just begun has no parts, and nothing encrypted."""
+        """The item with this text; one without any yet has no parts, and nothing is encrypted that
+        still goes on."""
         content = summary = encrypted = b""
-        if status != b"in_progress":
+        if text or status != b"in_progress":
             content = self.part(REASONING, text)
             if SUMMARY in self.texts:
                 summary = self.part(SUMMARY, text)
-            if encrypt := self.writer.options.encrypt:
-                encrypted = b',"encrypted_content":%b' % dumps(encrypt(unquoted(text)))
+        if status != b"in_progress" and (encrypt := self.writer.options.encrypt):
+            encrypted = b',"encrypted_content":%b' % dumps(encrypt(unquoted(text)))
         return b'{"id":"%b","type":"reasoning","status":"%b","summary":[%b],"content":[%b]%b}' % (
             self.id,
             status,

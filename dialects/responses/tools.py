@@ -6,10 +6,11 @@ Source: OpenAI's published schema (github.com/openai/openai-openapi), Tool and t
 import re
 from typing import NamedTuple
 
-from dialects.loose import as_dict
+from dialects.loose import as_dict, as_list
 from errors import InvalidRequest
 
 CALLABLE = ("function", "custom")
+BRINGS_TOOLS = ("additional_tools", "tool_search_output")  # items of the input
 MODES = ("none", "auto", "required")
 HOSTED = (
     "runs on OpenAI's side and cannot be called here; "
@@ -46,12 +47,21 @@ class Toolbox:
     them does without.
     """
 
-    def __init__(self, payload):
+    def __init__(self, payload, ignored):
+        """ignored: history.Ignored, which gets the names of what is left out"""
+        self.ignored = ignored
+        self.once = False  # whether a tool counts only if none had its name before
         self.names = {}
         self.echo = []
         self.offered = []  # the engine's functions
         for at, tool in enumerate(typed_list(payload.get("tools"), "tools")):
             self.add(tool, f"tools[{at}]")
+        declared = self.echo
+        self.echo = []  # a Response repeats those of the field alone
+        self.once = True
+        for tool, where in tools_in_input(payload.get("input")):
+            self.add(tool, where)
+        self.echo = declared
         self.choice, engine_choice, allowed = self.read_choice(payload.get("tool_choice"))
         self.fields = self.for_engine(engine_choice, allowed)
 
@@ -61,8 +71,8 @@ class Toolbox:
         kind = type_of(tool, where)
         if kind == "namespace":
             self.add_namespace(tool, where)
-        elif kind in CALLABLE:
-            self.echo.append(self.offer(flat(tool), where))
+        else:
+            self.echo += self.offer(tool, kind, where)
 
     def add_namespace(self, space, where):
         """Tools that share a name in front of theirs."""
@@ -70,8 +80,7 @@ class Toolbox:
         inner = []
         for at, tool in enumerate(typed_list(space.get("tools"), f"{where}.tools")):
             inner_where = f"{where}.tools[{at}]"
-            if type_of(tool, inner_where) in CALLABLE:
-                inner.append(self.offer(flat(tool), inner_where, namespace))
+            inner += self.offer(tool, type_of(tool, inner_where), inner_where, namespace)
         if inner:
             self.echo.append(
                 {
@@ -82,9 +91,16 @@ class Toolbox:
                 }
             )
 
-    def offer(self, tool, where, namespace=None):
-        """Offer a tool to the engine as a function. Returns it as a Response repeats it."""
+    def offer(self, tool, kind, where, namespace=None):
+        """Offer a tool to the engine as a function. Returns it as a Response repeats it, in a
+        list, which is empty where it is left out."""
+        if kind not in CALLABLE:
+            self.ignored.add(where, kind)
+            return []
+        tool = flat(tool)
         name = name_of(tool, where)
+        if self.once and full_name(name, namespace) in self.names:
+            return []
         description = text_of(tool, "description", where)
         engine_name = self.engine_name(ClientTool(tool["type"], name, namespace))
         if tool["type"] == "custom":
@@ -94,7 +110,7 @@ class Toolbox:
             function = function_for_engine(tool, where, description)
             repeated = function_for_client(tool, description)
         self.offered.append({"type": "function", "function": {"name": engine_name, **function}})
-        return {"type": tool["type"], "name": name, **repeated}
+        return [{"type": tool["type"], "name": name, **repeated}]
 
     def engine_name(self, tool):
         """The engine's name of a ClientTool: one that no other has."""
@@ -178,6 +194,16 @@ class Toolbox:
         if allowed is not None:
             tools = [tool for tool in tools if tool["function"]["name"] in allowed]
         return {"tools": tools, "tool_choice": choice} if tools else {}
+
+
+def tools_in_input(items):
+    """(tool, its place) for each that the conversation brings: where a client sends none beside it,
+    or where a search has found some."""
+    for at, item in enumerate(as_list(items)):
+        if as_dict(item).get("type") in BRINGS_TOOLS:
+            where = f"input[{at}].tools"
+            for number, tool in enumerate(typed_list(item.get("tools"), where)):
+                yield tool, f"{where}[{number}]"
 
 
 def full_name(name, namespace):

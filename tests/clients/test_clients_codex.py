@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from support import SUPPORT
-from support.engine import DONE, Head, chat_chunks, died, refusal
+from support.engine import DONE, Head, Pause, chat_chunks, died, refusal
 from support.node import npm_packages
 from support.processes import clean_environment
 from support.responses import PNG
@@ -48,7 +48,8 @@ def codex_command():
 
 
 def codex_runner(command, tmp_path, url, key, model=MODEL):
-    """codex(prompt, more="lines of config.toml"): the events that it printed, in an empty folder of its own."""
+    """codex(prompt, more="lines of config.toml", provider="of its provider"): the events that it printed, in an empty folder
+    of its own."""
     home, folder = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     folder.mkdir()
@@ -56,8 +57,8 @@ def codex_runner(command, tmp_path, url, key, model=MODEL):
     environment = {**clean_environment(), "HOME": str(home), "CODEX_HOME": str(home), "SPARKS_API_KEY": key,
                    "HTTPS_PROXY": nowhere, "HTTP_PROXY": nowhere, "NO_PROXY": "127.0.0.1"}
 
-    def codex(prompt, more="", code=0):
-        (home / "config.toml").write_text(CONFIG.format(model=model, url=url, more=more))
+    def codex(prompt, more="", code=0, provider=""):
+        (home / "config.toml").write_text(CONFIG.format(model=model, url=url, more=more) + provider)
         line = [command, "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", prompt]
         done = subprocess.run(line, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               timeout=90)
@@ -126,6 +127,28 @@ def test_a_patch_as_a_custom_tool(shared, codex):
     assert sent["chat_template_kwargs"] == {"enable_thinking": True, "reasoning_effort": "high"} and sent["verbosity"] == "low"
 
 
+def test_a_model_whose_tools_stand_in_the_input(shared, codex_command, tmp_path):
+    """Codex knows models of such names: it sends no tools beside the input, but an additional_tools in it."""
+    codex = codex_runner(codex_command, tmp_path, shared.url, shared.key, "gpt-5.6-sol")
+    shared.engine.play(*chat_chunks("Hello there", usage=True))
+    events = codex("Say hello")
+    assert [item["text"] for item in items(events, "agent_message")] == ["Hello there"]
+    assert [tool["function"]["name"] for tool in shared.engine.requests[-1].json()["tools"]]
+
+
+def test_a_message_of_another_agent(shared, codex):
+    """What the model says to the agent that it began comes as encrypted_content, though nobody has encrypted it."""
+    shared.engine.play(*chat_chunks(None, tools=[("collaboration__spawn_agent", {
+        "task_name": "child", "message": "Say done", "fork_turns": "none"})], usage=True))
+    for _ in range(2):                                              # neither agent ends before the other has begun
+        shared.engine.play(Pause(1), *chat_chunks("done", usage=True))
+    events = codex("Ask a child", "[features]\nmulti_agent_v2 = true")
+    assert events[-1]["type"] == "turn.completed"
+    last = [request.json()["messages"][-1] for request in shared.engine.requests]
+    child, = [message["content"] for message in last if message["content"].startswith("[Message")]
+    assert child.startswith("[Message from /root to /root/child]\n") and child.endswith("Say done")
+
+
 def test_a_picture(shared, codex):
     """view_image gives its result as a picture, which a tool's message cannot hold."""
     (codex.folder / "dot.png").write_bytes(base64.b64decode(PNG.partition(",")[2]))
@@ -141,6 +164,32 @@ def test_a_stream_that_fails_is_tried_again(shared, codex):
     events = codex("Say hello")
     assert any("EngineCore encountered an issue" in event.get("message", "") for event in events)
     assert [item["text"] for item in items(events, "agent_message")] == ["Hello there"] and len(shared.engine.requests) == 2
+
+
+HELLO = chat_chunks("Hello there", reasoning="Let me think", usage=True)
+
+
+@pytest.mark.parametrize("steps", [[Pause(8), *HELLO], [Head(), HELLO[0], Pause(8), *HELLO[1:]], [*HELLO[:2], Pause(8), *HELLO[2:]],
+                                   [*HELLO[:5], Pause(8), *HELLO[5:]]], ids=["no head", "prefill", "reasoning", "text"])
+def test_an_engine_that_is_silent_for_longer_than_codex_waits(gateway, engine, codex_command, tmp_path, steps):
+    """It times events, and would send its prompt again."""
+    front = gateway(keepalive=1)
+    engine.play(*steps)
+    events = codex_runner(codex_command, tmp_path, front.url, front.key)("Say hello", provider="stream_idle_timeout_ms = 3000")
+    assert [item["text"] for item in items(events, "agent_message")] == ["Hello there"] and len(engine.requests) == 1
+    assert not [event for event in events if event["type"] == "error"]
+
+
+def test_a_queue_that_lasts_longer_than_codex_waits(gateway, engine, codex_command, tmp_path):
+    front = gateway(keepalive=1, max_active=1)
+    engine.play(Head(), Pause(8), *HELLO)
+    with front.client().open() as first:
+        first.start("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "stream": True})
+        engine.wait_for(1)
+        engine.play(*HELLO)
+        events = codex_runner(codex_command, tmp_path, front.url, front.key)("Say hello", provider="stream_idle_timeout_ms = 3000")
+    assert [item["text"] for item in items(events, "agent_message")] == ["Hello there"] and len(engine.requests) == 2
+    assert not [event for event in events if event["type"] == "error"]
 
 
 def test_a_refusal_is_shown(shared, codex):

@@ -72,6 +72,38 @@ def test_message(shared, client, make):
     strict(Message, json.loads(raw.text()))
 
 
+NOT_ALWAYS = {"caller", "toolset_name", "parsed_output"}           # not nullable, not always there, or the helper's own
+
+
+def absent(value):
+    """The fields that an answer of the SDK's types should have, in all of it, and has not."""
+    if isinstance(value, list):
+        return [name for part in value for name in absent(part)]
+    if not isinstance(value, pydantic.BaseModel):
+        return []
+    missing = set(type(value).model_fields) - value.model_fields_set - NOT_ALWAYS
+    return [*(f"{type(value).__name__}.{name}" for name in missing),
+            *(name for field in value.model_fields_set for name in absent(getattr(value, field)))]
+
+
+@pytest.mark.parametrize("cached", [None, 8])
+def test_every_nullable_field_is_there(shared, client, cached):
+    """Programs in typed languages read what the reference always has."""
+    given = {"reasoning": "Let me think", "tools": [("f", {"a": 1})], "cached": cached}
+    shared.engine.play(Json(completion("Hello there", **given)))
+    assert absent(client.messages.create(**asked(**THINK))) == []
+    shared.engine.play(*chat_chunks("Hello there", usage=True, **given))
+    events = list(client.messages.create(**asked(**THINK), stream=True))
+    assert {event.type for event in events} >= {"message_start", "content_block_start", "message_delta"} and absent(events) == []
+    shared.engine.play(*chat_chunks("Hello there", usage=True, **given))
+    with client.messages.stream(**asked(**THINK)) as stream:
+        message = stream.get_final_message()
+    assert absent(message) == []
+    shared.engine.play(Json(completion("Well")))        # and back: what an SDK gives is what it sends
+    assert client.messages.create(**asked(messages=[*HELLO, {"role": "assistant", "content": [
+        block.model_dump() for block in message.content if block.type == "text"]}, *HELLO])).content[0].text == "Well"
+
+
 def test_tools_and_their_results(shared, client):
     shared.engine.play(Json(completion(None, tools=TWO_CALLS)))
     message = client.messages.create(**asked(tools=TOOLS, tool_choice={"type": "any"}))

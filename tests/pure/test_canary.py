@@ -52,10 +52,14 @@ USED = [
      " with each large body; look for Expect in the headers"),
     ("gunicorn.http.body.Body", "reader", "front/body.py reaches the socket through it: tiny chunks would hold up all streams"),
     ("gunicorn.http.body.ChunkedReader", "req", "front/body.py reaches the socket through it, as through Body.reader"),
+    ("gunicorn.http.body.ChunkedReader", "parse_chunk_size", "front/body.py ChunkSizes looks at each line before it: a chunk of any"
+     " size would be waited for"),
     ("gunicorn.http.message.Request", "unreader", "front/body.py reaches the socket through it, as through Body.reader"),
     ("gunicorn.http.unreader.SocketUnreader", "sock", "front/body.py puts YieldingSocket in its place: tiny chunks would hold up"
      " all streams"),
     ("gunicorn.http.errors", "ParseException", "Worker.handle_error knows malformed HTTP by it; so does front/body.py"),
+    ("gunicorn.http.errors", "InvalidChunkSize", "front/body.py refuses a chunk's size with it, as gunicorn does"),
+    ("gunicorn.http.errors", "InvalidHTTPVersion", "front/worker.py says which versions there are"),
     ("gunicorn.http.errors", "NoMoreData", "front/body.py knows by it that a client left in the middle of its body"),
     ("gunicorn.http.errors", "LimitRequestLine", "front/worker.py answers it with 414"),
     ("gunicorn.http.errors", "LimitRequestHeaders", "front/worker.py answers it with 431"),

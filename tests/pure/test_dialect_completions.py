@@ -144,7 +144,7 @@ USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
 
 
 def answer(*choices, **more):
-    return {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "engine/model", "choices": list(choices),
+    return {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "model", "choices": list(choices),
             "usage": USAGE, **more}
 
 
@@ -177,7 +177,7 @@ def test_an_answer_without_a_choice_is_none(subtests):
 # ---- streams
 
 def chunk(*choices, **more):
-    return {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "engine/model", "choices": list(choices), **more}
+    return {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "model", "choices": list(choices), **more}
 
 
 LOGPROBS = [{"text_offset": [n], "token_logprobs": [-0.5], "tokens": [text], "top_logprobs": [{"text": -0.5, "error": -1}]}

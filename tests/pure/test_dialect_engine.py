@@ -4,9 +4,11 @@ import json
 import pytest
 
 from dialects import chat, messages
+from dialects.messages import count
 from dialects.responses import Responses
 from engines.fleet import Model
 from engines.kinds import OTHER, Kind
+from errors import InvalidRequest
 
 HELLO = {"role": "user", "content": "Hello"}
 EARLIER = {
@@ -16,6 +18,82 @@ EARLIER = {
     Responses(lambda: 0, lambda: "00"): {"input": [HELLO, {"type": "reasoning", "summary": [
         {"type": "summary_text", "text": "hm"}]}, {"role": "assistant", "content": "Hi"}, HELLO]},
 }
+
+
+NO_IMAGES = [
+    "data:", "data:,", "data:text/html,<b>", "data:text/html;base64,PGI+", "data:image/png", "data:image/png,AAAA", "data:image/png;base64",
+    "data:image/png;base64,", "data:;base64,AAAA", "data:image;base64,AAAA", "data:image/;base64,AAAA", "data:image/svg+xml;base64,AAAA",
+    "data:image/tiff;base64,AAAA", "data:image/x-none;base64,AAAA", "data:image/*;base64,AAAA", "data:image/pngx;base64,AAAA",
+    "data:application/pdf;base64,AAAA", "data:application/octet-stream;base64,AAAA", "data:video/mp4;base64,AAAA", "data: image/png;base64,AAAA",
+    "data:image/png;charset=utf-8;base64,AAAA", "data:image/png;base32,AAAA", "data:image/png;base64,<b>", "data:image/png;base64,AA AA",
+    "data:image/png;base64,AAAA\n", "data:image/png;base64,AA\nAA", "data:image/png;base64,A", "data:image/png;base64,AAA",
+    "data:image/png;base64,AA-_", "data:image/png;base64,AA%3D%3D", "data:image/png;base64,AA==AA==", "data:image/png;base64,====",
+    "data:image/png;base64,äöüß", "data:image/png;base64,AAAA\u0001", "data:image/png;base64,data:image/png;base64,AAAA",
+    "data:image/png;base64,\u00010123456789abcdef:0\u0001", "data:image/png;base64,<b>\u00010123456789abcdef:0\u0001",
+    "data:image/png;base64," + "A" * 50_001, "data:image/png;base64,<" + "A" * 50_003, "data:image/png;base64," + "A" * 50_003 + "-",
+]
+IMAGES = [*(f"data:image/{kind};base64,AAAA" for kind in ("png", "jpeg", "jpg", "gif", "webp", "bmp")), "DATA:image/PNG;Base64,AA==",
+          "data:image/png;base64," + "A" * 50_002 + "==", "data:image/png;base64," + "+/" * 700 + "\u00010123456789abcdef:12\u0001"]
+RESPONSES = Responses(lambda: 0, lambda: "00")
+DIALECTS = [pytest.param(chat, id="chat"), pytest.param(messages, id="messages"), pytest.param(count, id="count"),
+            pytest.param(RESPONSES, id="responses")]
+
+
+def with_image(dialect, url):
+    """(where the image is, a body with it), each way that the dialect has."""
+    said = {"type": "text", "text": "look"}
+    if dialect is chat:
+        for part in ({"type": "image_url", "image_url": {"url": url}}, {"type": "image_url", "image_url": url}):
+            for role in ("user", "tool"):
+                yield "messages[0].content[1].image_url", {"messages": [{"role": role, "content": [said, part]}]}
+    elif dialect is RESPONSES:
+        part = {"type": "input_image", "image_url": url}
+        yield "input[0].content[0].image_url", {"input": [{"role": "user", "content": [part]}]}
+        yield "input[1].output[0].image_url", {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+                                                         {"type": "function_call_output", "call_id": "a", "output": [part]}]}
+    else:
+        kind, _, data = url[len("data:"):].partition(";base64,")
+        sources = [{"type": "url", "url": url}]
+        if f"data:{kind};base64,{data}" == url:
+            sources.append({"type": "base64", "media_type": kind, "data": data})
+        for source in sources:
+            image = {"type": "image", "source": source}
+            call = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
+            result = {"type": "tool_result", "tool_use_id": "a", "content": [said, image]}
+            yield "messages.0.content.1.source", {"max_tokens": 9, "messages": [{"role": "user", "content": [said, image]}]}
+            yield "messages.2.content.0.content.1.source", {"max_tokens": 9, "messages": [HELLO, call, {"role": "user", "content": [result]}]}
+
+
+def is_result(where):
+    """A tool's result, which a client would send again each time: what is wrong with it is left out, and named."""
+    return where.startswith(("input[1].output", "messages.2.content.0.content"))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_data_url_that_is_no_image_is_refused_by_its_place(dialect, subtests):
+    for url in NO_IMAGES:
+        for stream in (True, False):
+            for where, body in with_image(dialect, url):
+                text = json.dumps({**body, "stream": stream}).encode()
+                if is_result(where):
+                    with subtests.test(url[:60], where=where):
+                        ask = dialect.read(text, Fleet(OTHER))
+                        assert where.removesuffix(".image_url").removesuffix(".source") in ask.ignored
+                        assert b"image_url" not in b"".join(ask.body)
+                    continue
+                with subtests.test(url[:60], where=where), pytest.raises(InvalidRequest) as caught:
+                    dialect.read(text, Fleet(OTHER))
+                assert where in caught.value.message and len(caught.value.message) < 300
+                assert caught.value.param == where.partition("[")[0].partition(".")[0]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_data_url_that_is_an_image_goes_on_as_it_is(dialect, subtests):
+    for url in IMAGES:
+        for _, body in with_image(dialect, url):
+            with subtests.test(url[:60]):
+                ask = dialect.read(json.dumps(body).encode(), Fleet(OTHER))
+                assert dialect is count or json.dumps(url)[1:-1].partition(";base64,")[2].encode() in b"".join(ask.body)
 
 
 class Thoughtful(Kind):

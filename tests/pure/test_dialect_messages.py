@@ -93,6 +93,9 @@ ASKED = [
      {"chat_template_kwargs": {**ON, "reasoning_effort": "low"}}),
     ({"thinking": {"type": "adaptive", "display": "omitted"}, "output_config": {"effort": "xhigh"}},
      {"chat_template_kwargs": {**ON, "reasoning_effort": "max"}}),
+    # a whole number of a client that writes all of them like this
+    ({"max_tokens": 100.0, "top_k": 40.0, "seed": 1.0, "thinking": {"type": "enabled", "budget_tokens": 1024.0}},
+     {"top_k": 40, "seed": 1, "chat_template_kwargs": {**ON, "reasoning_effort": "low"}}),
     # structured output, under its present name and its old one
     ({"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, {"response_format": FORM}),
     ({"output_format": {"type": "json_schema", "schema": SCHEMA}}, {"response_format": FORM}),
@@ -166,13 +169,10 @@ REFUSED = [
     ({"messages": [{"role": "user"}]}, "messages", "messages.0.content: Field required"),
     ({"messages": [user("a"), {"role": "assistant", "content": 5}]}, "messages", "messages.1.content: must be a text or a list"),
     ({"messages": [user({"type": "document", "source": {}})]}, "messages", "messages.0.content.0: a block of type 'document'"),
-    ({"messages": [user(text("a"), {"type": "search_result"})]}, "messages",
-     "messages.0.content.1: a block of type 'search_result'"),
-    ({"messages": [user(result("t", {"type": "document"}))]}, "messages",
-     "messages.0.content.0.content.0: a block of type 'document'"),
+    ({"messages": [user({"type": "odd"})]}, "messages", "messages.0.content.0: a block of type 'odd'"),
+    ({"messages": [user("a"), assistant(text("b")), user({"type": "odd"})]}, "messages", "messages.2.content.0"),
     ({"messages": [user(use("t", "f", {}))]}, "messages", "'tool_use' is not supported here"),
     ({"messages": [assistant(result("t", "x"))]}, "messages", "'tool_result' is not supported here"),
-    ({"messages": [assistant({"type": "server_tool_use"})]}, "messages", "'server_tool_use'"),
     ({"messages": [user({"text": "x"})]}, "messages", "messages.0.content.0.type: Field required"),
     ({"messages": [user({"type": {}})]}, "messages", "messages.0.content.0.type"),
     ({"messages": [user({"type": "text"})]}, "messages", "messages.0.content.0.text: Field required"),
@@ -187,6 +187,7 @@ REFUSED = [
     ({"messages": [user({"type": "image", "source": {"type": "url", "url": 5}})]}, "messages", "source"),
     ({"system": 5}, "system", "system: must be a text or a list"),
     ({"system": [PNG]}, "system", "system.0: a block of type 'image'"),
+    ({"system": [{"type": "odd", "text": "a"}]}, "system", "system.0: a block of type 'odd'"),
     ({"model": 5}, "model", "model"), ({"stream": "yes"}, "stream", "stream"),
     ({"temperature": "hot"}, "temperature", "number"), ({"temperature": True}, "temperature", "number"),
     ({"top_k": 1.5}, "top_k", "whole"), ({"stop_sequences": "x"}, "stop_sequences", "list"),
@@ -518,16 +519,20 @@ def test_events_as_they_are():
     stream, out = fed(chat_chunks("Hello there", id="chatcmpl-0123", usage=True))
     assert (out + stream.end()).decode().split("\n\n") == [
         'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_0123","type":"message","role":"assistant",'
-        '"model":"claude-x","content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":7,"output_tokens":0}}}',
+        '"model":"claude-x","content":[],"stop_reason":null,"stop_sequence":null,"container":null,"diagnostics":null,"stop_details":null,'
+        '"usage":{"cache_creation":null,"cache_creation_input_tokens":null,"cache_read_input_tokens":null,"inference_geo":null,'
+        '"output_tokens_details":null,"server_tool_use":null,"service_tier":null,"speed":null,"input_tokens":7,"output_tokens":0}}}',
         'event: ping\ndata: {"type":"ping"}',
-        'event: content_block_start\ndata: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}',
+        'event: content_block_start\ndata: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":"",'
+        '"citations":null}}',
         'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hello"}}',
         'event: content_block_delta\n'
         'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":" there"}}',
         'event: content_block_stop\ndata: {"type":"content_block_stop","index":0}',
-        'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn","stop_sequence":null},'
-        '"usage":{"input_tokens":15,"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":3,'
-        '"output_tokens_details":{"thinking_tokens":0}}}',
+        'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn","stop_sequence":null,'
+        '"container":null,"stop_details":null},'
+        '"usage":{"input_tokens":15,"cache_creation_input_tokens":0,"cache_read_input_tokens":0,'
+        '"output_tokens_details":{"thinking_tokens":0},"server_tool_use":null,"output_tokens":3}}',
         'event: message_stop\ndata: {"type":"message_stop"}', ""]
 
 
@@ -539,10 +544,11 @@ def test_most_events_are_never_parsed(monkeypatch):
 
 
 def test_usage_without_the_engines_figures():
-    """What was counted here; what nobody counted is left out."""
+    """What was counted here; what nobody counted is null."""
     stream, out = fed(chunks(ROLE, says("Hello"), says(" there")))
     assert json.loads(stream.end().split(b"data: ")[1].split(b"\n")[0])["usage"] == {
-        "input_tokens": 7, "cache_creation_input_tokens": 0, "output_tokens": 3}
+        "input_tokens": 7, "cache_creation_input_tokens": 0, "output_tokens": 3, **dict.fromkeys(
+            ["cache_read_input_tokens", "output_tokens_details", "server_tool_use"])}
 
 
 FIGURES = [
@@ -593,6 +599,11 @@ def test_alive():
 
 # ---- the plain answer
 
+def answered(words):
+    """A block of text as answers have it."""
+    return {**text(words), "citations": None}
+
+
 def write(answer, thinks=True, named="claude-x"):
     one = read(ask(model=named, thinking={"type": "adaptive" if thinks else "disabled"}))
     data, usage = messages.write(answer, one)
@@ -606,7 +617,7 @@ def test_a_plain_answer(make, thinks):
     said, usage = write(answer, thinks)
     assert (said["id"], said["type"], said["role"], said["model"]) == ("msg_01", "message", "assistant", "claude-x")
     ids = [block.pop("id") for block in said["content"] if block["type"] == "tool_use"]
-    assert said["content"] == [*[{"type": "thinking", "thinking": "Let me", "signature": ""}] * thinks, text("Hello there"),
+    assert said["content"] == [*[{"type": "thinking", "thinking": "Let me", "signature": ""}] * thinks, answered("Hello there"),
                                {"type": "tool_use", "name": "f", "input": {"a": 1}},
                                {"type": "tool_use", "name": "g", "input": {}}]
     assert len(set(ids)) == 2 and (said["stop_reason"], said["stop_sequence"]) == ("tool_use", None)
@@ -615,16 +626,16 @@ def test_a_plain_answer(make, thinks):
 
 ODD_MESSAGES = [
     ({"content": "\n", "reasoning": None}, [], "end_turn"),
-    ({"content": "<think>hm</think>well"}, [{"type": "thinking", "thinking": "hm", "signature": ""}, text("well")], "end_turn"),
+    ({"content": "<think>hm</think>well"}, [{"type": "thinking", "thinking": "hm", "signature": ""}, answered("well")], "end_turn"),
     ({"tool_calls": [{"id": "t", "function": {"name": "f", "arguments": "{broken"}}]},
-     [text("Hello"), {"type": "tool_use", "id": "t", "name": "f", "input": {"input": "{broken"}}], "tool_use"),
+     [answered("Hello"), {"type": "tool_use", "id": "t", "name": "f", "input": {"input": "{broken"}}], "max_tokens"),
     ({"tool_calls": [None, {}, {"function": {"name": ""}}, {"function": {"name": "f"}}], "content": None},
-     [{"type": "tool_use", "id": "toolu_0", "name": "f", "input": {}}], "tool_use"),
+     [{"type": "tool_use", "id": "call_c1_0", "name": "f", "input": {}}], "tool_use"),
     ({"tool_calls": "x", "content": 5}, [], "end_turn"),
     ({"tool_calls": [{"id": ident, "function": {"name": "f"}} for ident in ("t", "t", "", None, [5])], "content": None},
-     [{"type": "tool_use", "id": ident, "name": "f", "input": {}} for ident in ("t", "toolu_1", "toolu_2", "toolu_3", "toolu_4")],
+     [{"type": "tool_use", "id": ident, "name": "f", "input": {}} for ident in ("t", "call_c1_1", "call_c1_2", "call_c1_3", "call_c1_4")],
      "tool_use"),
-    ({"refusal": "I won't.", "content": None}, [text("I won't.")], "refusal"),
+    ({"refusal": "I won't.", "content": None}, [answered("I won't.")], "refusal"),
 ]
 
 
@@ -633,7 +644,7 @@ def test_odd_messages(subtests):
         with subtests.test(str(change)):
             answer = completion("Hello")
             answer["choices"][0]["message"].update(change)
-            said, _ = write(answer)
+            said, _ = write({**answer, "id": "c1"})
             assert (said["content"], said["stop_reason"]) == (content, reason)
 
 
@@ -678,7 +689,7 @@ def test_no_answer(answer):
                                     {"choices": [{"message": None, "finish_reason": "stop"}], "id": []}])
 def test_hardly_an_answer(answer):
     said, _ = write(answer)
-    assert said["content"] == [] and said["id"].startswith("msg_") and said["usage"] == {}
+    assert said["content"] == [] and said["id"].startswith("msg_") and not any(said["usage"].values())
 
 
 NOT_WHOLE = [{}, {"choices": [], "usage": 5}, {"choices": [{}]}, {"choices": [{"message": {"content": "a"}}]},

@@ -82,9 +82,25 @@ def test_nothing_asked_nothing_sent(table):
     ({"reasoning": {"effort": "low"}, "think": False}, glm("low")),
     ({"reasoning_effort": None, "reasoning": {"effort": "low"}}, glm("low")),
     ({"reasoning_effort": None, "think": False}, OFF),
+    ({"thinking": {"type": "disabled"}}, OFF), ({"thinking": {"type": "disabled"}, "think": True}, OFF),
+    ({"thinking": {"type": "enabled"}, "think": False}, ON), ({"thinking": {"type": "adaptive"}}, ON),
+    ({"thinking": {"type": "auto"}}, {}), ({"thinking": {"type": "auto"}, "think": False}, OFF),
+    ({"thinking": {"type": "enabled", "budget_tokens": 1024.0}}, glm("low")), ({"thinking": False}, OFF),
+    ({"thinking": {"type": "enabled", "budget_tokens": 5000}, "reasoning_effort": "none"}, OFF),
+    ({"thinking": {"type": "disabled"}, "reasoning": {"effort": "max"}}, glm("max")),
+    ({"reasoning": {"enabled": False}, "thinking": {"type": "enabled"}}, OFF),
+    ({"reasoning": {"enabled": False, "effort": "high", "max_tokens": 9}}, OFF),
+    ({"reasoning": {"enabled": True, "effort": "none"}}, OFF), ({"reasoning": {"enabled": True}}, ON),
+    ({"reasoning": {"max_tokens": 16384, "effort": "low"}}, glm("low")), ({"reasoning": {"max_tokens": 16384}}, glm("max")),
 ])
 def test_the_most_exact_control_wins(payload, after):
     assert translated(payload) == after
+
+
+def test_an_engine_that_counts_thinking_gets_the_number():
+    for given in ({"thinking": {"type": "enabled", "budget_tokens": 5000}}, {"reasoning": {"max_tokens": 5000.0}}):
+        translate(given, "glm", "thinking_token_budget")
+        assert given == {**glm("high"), "thinking_token_budget": 5000}
 
 
 # ---- a new word
@@ -177,6 +193,13 @@ NAMES = "none, minimal, low, medium, high, xhigh, max"
     ({"reasoning": {"effort": False}}, "reasoning.effort", f"reasoning.effort must be one of: {NAMES}"),
     ({"reasoning": "high"}, "reasoning", 'reasoning must be an object such as {"effort": "high"}'),
     ({"reasoning": True}, "reasoning", 'reasoning must be an object such as {"effort": "high"}'),
+    ({"reasoning": {"enabled": "no"}}, "reasoning.enabled", "reasoning.enabled must be true or false"),
+    ({"reasoning": {"max_tokens": 0}}, "reasoning.max_tokens", "reasoning.max_tokens must be a positive whole number"),
+    ({"thinking": "on"}, "thinking", 'thinking must be an object such as {"type": "disabled"}'),
+    ({"thinking": {}}, "thinking.type", "thinking.type must be one of: enabled, adaptive, auto, disabled"),
+    ({"thinking": {"type": ["x"]}}, "thinking.type", "thinking.type must be one of: enabled, adaptive, auto, disabled"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 1.5}}, "thinking.budget_tokens",
+     "thinking.budget_tokens must be a positive whole number"),
     ({"think": "yes"}, "think", "think must be true or false; for more, use reasoning_effort"),
     ({"think": 1}, "think", "think must be true or false; for more, use reasoning_effort"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs", "chat_template_kwargs must be an object"),

@@ -82,8 +82,8 @@ def test_example_says_what_each_effort_table_does(subtests):
 def test_defaults(home):
     assert vars(load()) == {
         "upstream": ["http://127.0.0.1:8000"], "upstream_key": None, "model": None, "stand_in_for": ["claude-*", "gpt-*"], "bind": "127.0.0.1:8080",
-        "db": home / "sparks.db", "base_url": None, "description": None, "operator": None, "edge_secret": None,
-        "max_active": 8, "max_queued": 64, "queue_timeout": 600, "keep_days": 90, "drain": 30, "log": "logfmt", "keepalive": 15, "stall_timeout": 300, "answer_timeout": 1800, "poll": 5,
+        "db": home / "sparks.db", "base_url": None, "description": None, "operator": None, "edge_secret": None, "cors_origins": [],
+        "max_active": 8, "max_queued": 64, "queue_timeout": 600, "keep_days": 90, "drain": 30, "log": "logfmt", "keepalive": 15, "keepalive_form": "comment", "stall_timeout": 300, "answer_timeout": 1800, "poll": 5,
         "reasoning_field": "both", "max_body": 100 << 20, "max_bodies": 1 << 30, "image_urls": ["public"], "max_images": 16, "max_image": 20 << 20, "image_timeout": 10,
         "models": []}
 
@@ -135,6 +135,7 @@ VALUES = [
     ("keepalive", "0.1", 0.1),
     ("stall_timeout", "86400", 86400),
     ("reasoning_field", "reasoning", "reasoning"),
+    ("keepalive_form", "chunk", "chunk"),
     ("reasoning_field", "reasoning_content", "reasoning_content"),
     ("max_body", "1", 1),
     ("max_body", "512 B", 512),
@@ -143,6 +144,10 @@ VALUES = [
     ("max_body", "1GB", 1 << 30),
     ("image_urls", "off", []),
     ("image_urls", "Public, pictures.lan,10.0.0.5:9000 , [::1]:80", ["public", "pictures.lan", "10.0.0.5:9000", "[::1]:80"]),
+    ("cors_origins", " * ", ["*"]),
+    ("cors_origins", "https://App.example.net/, http://localhost:3000,null , https://a:443, http://b:80, http://c:443, http://[::1]:5173",
+     ["https://app.example.net", "http://localhost:3000", "null", "https://a", "http://b", "http://c:443", "http://[::1]:5173"]),
+    ("cors_origins", "chrome-extension://abcdef, app://obsidian.md", ["chrome-extension://abcdef", "app://obsidian.md"]),
     ("max_images", "0", 0),
     ("max_image", "5 MB", 5 << 20),
 ]
@@ -167,6 +172,7 @@ def test_database_beside_run_sh_or_absolute(home):
 
 ADDRESS = "must be an address such as http://127.0.0.1:8000"
 ACTIVE = "must be a whole number from 1 to 100000"
+ORIGINS = 'must be "*", or origins such as "https://app.example.net"'
 HOSTS = 'must be "public", "off", or hosts such as "public, pictures.lan, 10.0.0.5:9000"'
 
 
@@ -199,12 +205,15 @@ OUT_OF_RANGE = [
     ("stall_timeout", "-1", "must be seconds from 0.1 to 86400"),
     ("answer_timeout", "inf", "must be seconds from 0.1 to 86400"),
     ("poll", "5s", "must be seconds from 0.05 to 3600"),
+    ("keepalive_form", "ping", "must be one of comment, chunk"),
     ("reasoning_field", "thoughts", "must be one of both, reasoning, reasoning_content"),
     ("max_body", "0", 'must be a size such as "100 MB"'),
     ("max_body", "-1 MB", 'must be a size such as "100 MB"'),
     ("max_body", "1 TB", 'must be a size such as "100 MB"'),
     ("max_bodies", "plenty", 'must be a size such as "100 MB"'),
     ("image_urls", ",", HOSTS), ("image_urls", "http://pictures.lan", HOSTS), ("image_urls", "a b", HOSTS),
+    *(("cors_origins", text, ORIGINS) for text in (
+        "app.example.net", "https://a/path", "https://*.example.net", "https://a b", "https://me@a", "https://a?b", "https://", "*.net")),
     ("image_urls", "*", HOSTS), ("image_urls", "a:port", HOSTS), ("image_urls", "off, a/b", HOSTS),
 ]
 
@@ -248,6 +257,7 @@ WRONG_FILES = [
     ("[models.glm]\nsampling = { top_p = '1' }", 'sparks.toml: models."glm".sampling top_p must be a number from 0 to 1'),
     ("[models.glm]\nsampling = { max_tokens = 0 }",
      f'sparks.toml: models."glm".sampling max_tokens must be a whole number from 1 to {1 << 40}'),
+    ("cors_origins = ['https://a', 1]", f"sparks.toml: cors_origins {ORIGINS}"),
     ("image_urls = [1]", f"sparks.toml: image_urls {HOSTS}"),
     ("[models.a]\ndefault = true\n[models.b]\ndefault = true", "sparks.toml: only one model can be the default"),
     ('[models.""]', "sparks.toml: a model needs a name"), ('[models." "]', "sparks.toml: a model needs a name"),

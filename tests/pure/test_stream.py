@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from errors import Refusal, UpstreamError, UpstreamTimeout
 from reasoning import FIELDS
-from stream import ChatStream, Events, LeakedThinking, data_of, dumps, loads, split_thinking
+from stream import (
+    ChatStream,
+    CompletionStream,
+    Events,
+    LeakedThinking,
+    data_of,
+    dumps,
+    loads,
+    split_thinking,
+)
 from support import SUPPORT
 from support.cuts import cuts, however_cut, pieces
 from support.engine import compact
@@ -678,6 +687,11 @@ def g(**fields):
     return piece("g", None, **fields)
 
 
+def sound(deltas):
+    """The same pieces, each call's first one with its type."""
+    return [[{**one, "type": "function"} if "id" in one else one for one in pieces] for pieces in deltas]
+
+
 def args(text, **fields):
     return piece(None, text, **fields)
 
@@ -770,7 +784,7 @@ def test_an_id_that_comes_late_is_not_another_call():
 
 
 def test_sound_calls_keep_their_bytes():
-    sent = ROLE + calls(*CALLS["vLLM's"]) + calls(*[[args("5", index=1)]] * 3) + ev({}, "tool_calls")
+    sent = ROLE + calls(*sound(CALLS["vLLM's"])) + calls(*[[args("5", index=1)]] * 3) + ev({}, "tool_calls")
     stream = ChatStream()
     assert stream.feed(sent) == sent
     assert stream.tokens == 10
@@ -779,10 +793,10 @@ def test_sound_calls_keep_their_bytes():
 def test_calls_exactly():
     """The bytes of a mended stream: only what must change has changed."""
     sent = calls([piece("f", "1", id="A", type="function", index=1)], [args("2", index=1, id="Z")], [args("3")],
-                 [g(id="B", type="function")])
+                 [g(id="B", type="function")]) + ev({}, "length")
     assert ChatStream().feed(sent) == calls([piece("f", "1", id="A", type="function", index=0)], [args("2", index=0)]) \
         + b"".join(ev({"tool_calls": [{**call, "index": index}]}) for call,
-                   index in ((args("3"), 0), (g(id="B", type="function"), 1)))
+                   index in ((args("3"), 0), (g(id="B", type="function"), 1))) + ev({}, "length")
 
 
 def test_choices_count_their_calls_apart():
@@ -792,7 +806,7 @@ def test_choices_count_their_calls_apart():
                       + calls([f(id="C", index=0)], index=1) + ev({}, "tool_calls") + ev({}, "tool_calls", 1))
     assert client(out)[2] == {0: {"id": "A", "name": "f", "arguments": "1"}}
     assert client(out, 1)[2] == {0: {"id": "B", "name": "g", "arguments": "2"},
-                                 1: {"id": "C", "name": "f", "arguments": ""}}
+                                 1: {"id": "C", "name": "f", "arguments": "{}"}}
 
 
 def test_calls_after_thinking_and_text():
@@ -804,7 +818,7 @@ def test_calls_after_thinking_and_text():
 
 def test_calls_and_text_in_one_delta():
     delta = {"content": "<think>hm</think>Hello", "tool_calls": [f(id="A")]}
-    call = {"id": "A", "name": "f", "arguments": ""}
+    call = {"id": "A", "name": "f", "arguments": "{}"}
     assert client(ChatStream().feed(ev(delta, "tool_calls"))) == ("hm", "Hello", {0: call}, "tool_calls")
 
 
@@ -891,6 +905,62 @@ def test_llama_think():
 def test_alive_is_a_comment():
     assert ChatStream().alive() == b": keep-alive\n\n"
     assert ChatStream().alive("queued") == b": queued\n\n"
+
+
+SILENCE = {"chat": (ChatStream, "chatcmpl-", "chat.completion.chunk", {"delta": {}}),
+           "completion": (CompletionStream, "cmpl-", "text_completion", {"text": ""})}
+
+
+def silent(api, model="m", **options):
+    make, prefix, kind, choice = SILENCE[api]
+    stream = make(usage=True, **options)
+    stream.alive_in_chunks("1", 7, model)
+    head = {"id": prefix + "1", "object": kind, "created": 7, "model": model}
+    return stream, head, {"index": 0, "logprobs": None, "finish_reason": None, **choice}
+
+
+@pytest.mark.parametrize("api", SILENCE)
+def test_alive_in_chunks_before_the_engine_s(api):
+    """What the first of all chunks says of the completion, all of them say; no other word of the engine's changes."""
+    stream, head, choice = silent(api)
+    assert [events_of(stream.alive(note)) for note in ("queued 3", "keep-alive")] == [[{**head, "choices": [choice]}]] * 2
+    engine = {"id": "x", "object": "y", "created": 1, "model": "z", "more": 5}
+    ways = [{**choice, "delta": {"content": "a"}, "text": "a"}, {**choice, "delta": {}, "text": "", "finish_reason": "stop"}]
+    for value in ({**engine, "choices": [ways[0]]}, {**engine, "choices": [ways[0]]}, {**engine, "choices": [ways[1]]},
+                  {**engine, "choices": [], "usage": {"prompt_tokens": 1}}):
+        assert events_of(stream.feed(sse(value))) == [{**value, **head}]
+    assert stream.tokens == 3
+
+
+@pytest.mark.parametrize("api", SILENCE)
+def test_alive_in_chunks_after_the_engine_s(api):
+    """They say what it says, and its bytes stay as they are."""
+    stream, _, choice = silent(api)
+    piece = {**choice, "delta": {"role": "assistant", "content": "a"}, "text": "a"}
+    engine = {"id": "x", "object": SILENCE[api][2], "created": 1, "model": "z"}
+    event = sse({**engine, "choices": [piece]})
+    for _ in range(3):
+        assert stream.feed(event) == event
+        assert events_of(stream.alive()) == [{**engine, "choices": [choice]}]
+    assert stream.tokens == 3
+
+
+def test_alive_in_chunks_goes_on_without_parsing(monkeypatch):
+    stream, _, _ = silent("chat")
+    stream.feed(ROLE + HI + HI)
+    stream.alive()
+    monkeypatch.setattr("stream.loads", None)
+    assert stream.feed(text("more")) == text("more")
+
+
+@pytest.mark.parametrize("finished, index", [((), 0), ((0,), 1), ((1,), 0), ((0, 1), None)])
+def test_alive_in_chunks_hides_no_finish(finished, index):
+    stream, _, _ = silent("chat", n=2)
+    stream.feed(ev({"content": "a"}) + ev({"content": "b"}, index=1) + b"".join(ev({}, "stop", index=at) for at in finished))
+    if index is None:
+        assert stream.alive() == b": keep-alive\n\n"
+    else:
+        assert events_of(stream.alive())[0]["choices"][0]["index"] == index
 
 
 def test_fail_is_an_error_event():

@@ -383,11 +383,20 @@ def error_failed(front):
         front.refused(front.chat(), None, status, "api_error")
 
 
-ERROR_ROWS = {"Key sent as": error_key, "No or wrong key": error_no_key, "Unknown model": chat_model,
+def browsers(front):
+    """Without the setting a preflight learns nothing; with it: tests/server/test_front.py."""
+    answer = front.pair.client(False).request("OPTIONS", CHAT, headers={"Origin": "http://a", "Access-Control-Request-Method": "POST"})
+    assert answer.status == 204 and "access-control-allow-origin" not in answer.headers
+
+
+ERROR_ROWS = {"Key sent as": error_key, "Browsers": browsers, "No or wrong key": error_no_key, "Unknown model": chat_model,
               "Invalid request": lambda front: front.refused(front.chat(messages=[]), "messages"),
               "Generation failed": error_failed,
               "Too many or too large images": lambda front: front.refused(front.chat(messages=[{"role": "user", "content": [
-                  {"type": "image_url", "image_url": {"url": f"http://example.org/{n}"}} for n in range(17)]}]), "messages")}
+                  {"type": "image_url", "image_url": {"url": f"http://example.org/{n}"}} for n in range(17)]}]), "messages"),
+              'A data URL that is no PNG, JPEG, GIF, WebP or BMP image in base64': lambda front: front.refused(
+                  front.chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:text/html,<b>"}}]}]),
+                  "messages")}
 CHAPTERS = {"Chat completions parameters": (CHAT, CHAT_ROWS), "Completions parameters": (TEXT, TEXT_ROWS),
             "Embeddings parameters": (VECTORS, VECTOR_ROWS), "Response fields": (CHAT, FIELD_ROWS),
             "Authentication and errors": (CHAT, ERROR_ROWS), "Messages parameters": (MESSAGES, MESSAGE_ROWS)}

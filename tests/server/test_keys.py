@@ -238,7 +238,8 @@ REVOKE = "UPDATE key SET revoked = '2026-11-29 12:00:00'"
 STORED = {"requests_per_minute": ("--rpm", "60", 60), "tokens_per_minute": ("--tpm", "9000", 9000), "active": ("--active", "2", 2),
           "tokens_per_day": ("--tokens-per-day", "10000", 10_000), "tokens_per_month": ("--tokens-per-month", "20000", 20_000),
           "models": ("--models", "glm*,tiny", "glm*,tiny"), "expires": ("--expires", "2030-01-01", "2030-01-02 00:00:00"),
-          "reasoning_field": ("--reasoning-field", "reasoning", "reasoning")}      # column -> option, what is typed, what is stored
+          "reasoning_field": ("--reasoning-field", "reasoning", "reasoning"),
+          "keepalive_form": ("--keepalive-form", "chunk", "chunk")}                # column -> option, what is typed, what is stored
 
 
 def options(*columns):

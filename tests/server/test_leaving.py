@@ -616,8 +616,8 @@ def faulty_write(answer, ask):
         raise ZeroDivisionError("a fault in write")
     return write(answer, ask)
 
-def faulty_headers(call):
-    headers, fault = headers_of(call), faults.get(getcurrent())
+def faulty_headers(call, environ):
+    headers, fault = headers_of(call, environ), faults.get(getcurrent())
     if fault == "name":                             # the server refuses it
         return [*headers, ("no good name", "1")]
     if fault == "value":

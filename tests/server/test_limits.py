@@ -10,7 +10,7 @@ import pytest
 
 from support import ROOT
 from support.chat import HELLO, PATH, failure, text_of
-from support.engine import Hang, Head, Json, Wait, chat_chunks, completion
+from support.engine import Hang, Head, Json, Pause, Wait, chat_chunks, completion
 from support.gateway import Gateway, run_keys
 from support.observe import gauge, worker
 from support.processes import clean_environment, wait_until
@@ -155,8 +155,17 @@ def test_reasoning_field_of_a_key(limited, engine, field, names):
     assert {name for name in message if name.startswith("reasoning")} == names
 
 
+def test_keepalive_form_of_a_key(limited, engine):
+    """It comes before the setting, and counts from the next stream on."""
+    engine.always(lambda request: [Head(), Pause(0.5), *chat_chunks("Hi")])
+    for option, comments in (("chunk", False), ("none", True), ("comment", True)):
+        limited.limit("--keepalive-form", option)
+        first = next(ask(limited, stream=True).events())
+        assert (first.comment is not None) == comments and (comments or first.json()["choices"][0]["delta"] == {})
+
+
 @pytest.mark.parametrize("options, said", [
-    (["--rpm", "0"], "no whole number from 1 on"), (["--rpm", "-3"], "no whole number"), (["--expires", "soon"], "no date"),
+    (["--keepalive-form", "ping"], "is not one of"), (["--rpm", "0"], "no whole number from 1 on"), (["--rpm", "-3"], "no whole number"), (["--expires", "soon"], "no date"),
     (["--models", " , "], "--models takes names"), (["--reasoning-field", "x"], "is not one of"), (["--tpm", "1e3"], "no whole")])
 def test_wrong_limits(stock, options, said):
     done = run_keys("limit", "tester", *options, db=stock[0])
@@ -181,6 +190,20 @@ def test_own_usage(limited):
     assert body["key"] == "tester" and body["limits"]["requests_per_minute"] == 100
     assert body["today"]["prompt_tokens"] == body["total"]["prompt_tokens"] == 15
     assert limited.client(limited.add_key("new")).get("/v1/usage").json()["total"]["requests"] == 0
+
+
+def test_an_odd_answer_is_counted_and_logged_without_its_words(limited, engine):
+    """Plain and streamed, once an answer."""
+    for at, streams in enumerate((False, True), 1):
+        given = completion("secret words")
+        given["choices"][0]["finish_reason"] = "tool_calls"
+        engine.play(Json(given))
+        answer = limited.client().post(PATH, {"messages": HELLO, "stream": streams}, headers={"X-Request-Id": f"odd-{at}"})
+        assert answer.status == 200
+        answer.read_all()
+        wait_until(lambda at=at: gauge(limited, 'sparks_oddities_total{kind="finish_without_call"}') == at, 2)
+        assert f"request odd-{at}: an odd answer: finish_without_call" in limited.log
+    assert "secret words" not in limited.log
 
 
 def test_metrics(limited, engine):
@@ -274,6 +297,17 @@ def test_reload(gateway, engine, tmp_path):
     assert text_of(running)                             # and no stream was dropped
 
 
+def test_reload_changes_the_sign_of_life(gateway, engine):
+    front = gateway(keepalive=0.2, config="max_active = 3\n")
+    engine.always(lambda request: [Head(), Pause(0.5), *chat_chunks("Hi")])
+    assert next(ask(front, stream=True).events()).comment == "keep-alive"
+    front.settings["config"].write_text('max_active = 2\nkeepalive_form = "chunk"\n')
+    os.kill(front.pid, signal.SIGHUP)
+    wait_until(lambda: gauge(front, "sparks_slots") == 2, 5)
+    first = next(ask(front, stream=True).events())
+    assert first.comment is None and first.json()["choices"][0]["delta"] == {}
+
+
 def test_reload_command_checks_first(gateway, engine):
     import subprocess
     import sys
@@ -295,7 +329,7 @@ def test_reload_command_checks_first(gateway, engine):
 
 
 def test_the_end_lets_streams_run_and_then_tells_them(gateway, engine):
-    front = gateway(drain=3, max_active=2, keepalive=0.2)
+    front = gateway(drain=6, max_active=2, keepalive=0.2)
     chunks = chat_chunks("a b c")
     engine.play(*chunks[:3], Wait(go := threading.Event()), *chunks[3:])
     engine.play(*chunks[:3], Hang())
@@ -310,7 +344,7 @@ def test_the_end_lets_streams_run_and_then_tells_them(gateway, engine):
     assert text_of(short)
     assert text_of(queued)                              # it got the slot of the one that ended
     assert failure(long)[0]["code"] == "shutting_down"
-    assert front.process.wait(5) == 0
+    assert front.process.wait(10) == 0
     rows = [json.loads(line) for line in front.keys("log", "--json").stdout.splitlines()]
     posts = [(row["status"], row["error"]) for row in rows if row["model"]]
     assert sorted(posts, key=str) == [(200, None), (200, None), (503, "shutting_down"), (503, "shutting_down")]

@@ -49,7 +49,7 @@ def test_plain(shared):
     shared.engine.play(Json(completion("Hello there", cached=8)))
     answer = post(shared, model="claude-sonnet-4-6")
     value = answer.json()
-    assert value["content"] == [{"type": "text", "text": "Hello there"}] and value["model"] == "claude-sonnet-4-6"
+    assert value["content"] == [{"type": "text", "text": "Hello there", "citations": None}] and value["model"] == "claude-sonnet-4-6"
     assert value["usage"]["input_tokens"] == 7 and value["usage"]["cache_read_input_tokens"] == 8
     assert answer.headers["request-id"] and answer.headers["content-type"] == "application/json"
     sent = shared.engine.requests[-1]
@@ -217,6 +217,23 @@ def test_pings_while_nothing_comes(gateway, engine):
         if seen[-3:] == ["content_block_delta", "ping", "ping"]:
             go.set()
     assert seen[:2] == ["ping", "ping"] and seen[-1] == "message_stop" and seen.index("message_start") > 1
+
+
+# ---- a history with what nobody here knows
+
+def test_what_was_left_out_stands_in_a_header(shared):
+    upload = {"type": "container_upload\r\nx: y", "file_id": "f"}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, upload]}, {"role": "assistant", "content": None},
+                {"role": "system", "content": [{"type": "tool_addition", "tool": {"type": "tool_reference", "name": "mcp__x"}}]}, *HELLO]
+    tools = [{"name": "mcp__x", "input_schema": {"type": "object"}, "defer_loading": True}]
+    for path, fields in ((PATH, {}), (PATH, {"stream": True}), (COUNT, {})):
+        answer = post(shared, path, messages=messages, tools=tools, **fields)
+        assert answer.read_all() and answer.status == 200
+        assert answer.headers["x-sparks-ignored"] == "messages.0.content.1 container_upload__x__y"
+    shared.engine.play(Json(completion("Hello")))
+    assert "x-sparks-ignored" not in post(shared).headers
+    known = [request.json()["tools"][0]["function"]["name"] for request in shared.engine.requests[-3:-1]]
+    assert known == ["mcp__x"] * 2
 
 
 # ---- counting

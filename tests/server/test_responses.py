@@ -57,6 +57,16 @@ def message(role, content):
     return {"type": "message", "role": role, "content": content}
 
 
+def test_what_was_left_out_stands_in_a_header(shared):
+    items = [{"type": "item_reference", "id": "rs_1"}, *[{"type": "shell_call", "call_id": "c", "action": {}}] * 30, message("user", "a")]
+    for fields in ({}, {"stream": True}):
+        answer = ask(shared, items, **fields)
+        assert answer.read_all() and answer.status == 200
+        header = answer.headers["x-sparks-ignored"]
+        assert header.startswith("input[0] item_reference, input[1] shell_call, ") and header.endswith(", and 11 more")
+    assert "x-sparks-ignored" not in ask(shared).headers
+
+
 def test_basic(shared):
     response = whole(ask(shared, [message("user", "Say hello in exactly 3 words.")]))
     assert response["status"] == "completed" and text_of(response) == "Hello there"
@@ -233,16 +243,20 @@ def hasty(gateway, engine):
     return gateway(keepalive=0.2, answer_timeout=1, queue_timeout=0.7, stall_timeout=1, max_active=1, drain=0.2)
 
 
-def test_comments_keep_a_silent_stream_alive(hasty, engine):
-    engine.play(Head(), Pause(0.5), *chat_chunks("Hello", usage=True))
+def test_events_keep_a_silent_stream_alive(hasty, engine):
+    chunks = chat_chunks("Hello there", usage=True)
+    engine.play(Head(), Pause(0.7), *chunks[:2], Pause(0.7), *chunks[2:])
     events = list(ask(hasty, stream=True).events())
-    assert events[0].comment == "keep-alive" and events[-1].name == "response.completed"
+    kinds = types(event.json() for event in events)
+    assert kinds[:4] == ["created", "in_progress", "in_progress", "in_progress"] and kinds.count("created") == 1
+    assert "in_progress" in kinds[kinds.index("output_text.delta"):] and kinds[-1] == "completed"
+    assert [event.json()["sequence_number"] for event in events] == [*range(len(events))]
 
 
 def test_an_engine_that_never_begins(hasty, engine):
     engine.play(Hang())
     error, events = failure(ask(hasty, stream=True))
-    assert "has not answered within 1 seconds" in error["message"] and types(events) == ["created", "in_progress"]
+    assert "has not answered within 1 seconds" in error["message"] and set(types(events)) == {"created", "in_progress"}
 
 
 def test_an_engine_that_refuses_after_the_head(hasty, engine):
@@ -260,7 +274,7 @@ def test_a_queue_that_lasts_too_long(hasty, engine):
     engine.play(Head(), *[step for _ in range(20) for step in (chat_chunks("a")[1], Pause(0.1))])
     first = ask(hasty, stream=True)
     error, events = failure(ask(hasty, stream=True))
-    assert error["code"] in ("server_error", "rate_limit_exceeded") and types(events) == ["created", "in_progress"]
+    assert error["code"] in ("server_error", "rate_limit_exceeded") and set(types(events)) == {"created", "in_progress"}
     first.close()
 
 

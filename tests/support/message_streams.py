@@ -119,7 +119,7 @@ STREAMS = {
         chunks(ROLE, calls((0, "t1", f("f", '{"a'))), calls((1, "t2", f("g", "{"))), calls((2, "t3", f("h", "{}"))),
                calls((1, None, f(None, "}"))),
                finish="tool_calls"),
-        [*call(0, "t1", "f", '{"a'), *call(1, "t2", "g", "{}"), *call(2, "t3", "h", "{}"), ("tool_use",)]),
+        [*call(0, "t1", "f", '{"a'), *call(1, "t2", "g", "{}"), *call(2, "t3", "h", "{}"), ("max_tokens",)]),
     "text amid a call": (chunks(ROLE, calls((0, "t1", f("f", '{"a"'))), says("so"), calls((0, None, f(None, ":1}"))), says("!"),
                                 finish="tool_calls"),
                          [*call(0, "t1", "f", '{"a":1}'), *block(1, "text", "so!"), ("tool_use",)]),
