@@ -11,8 +11,8 @@ import time
 
 from errors import SettingsError
 
-TRIES = 3  # whoever only asks, see `holder`, is in the way for a moment
-PAUSE = 0.05  # seconds between two
+TRIES = 20  # whoever only asks, see `holder`, is in the way for a moment
+PAUSE = 0.025  # seconds between two
 
 
 def pid_file(db):
