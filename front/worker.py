@@ -42,8 +42,8 @@ PROBLEMS = {  # of malformed HTTP in words; the exception's name if not here
 
 
 class Idle(gevent.Timeout):
-    """The time between two requests of a connection: `keepalive` seconds at most, and none once what
-    was open at the worker's end has ended. Until then its next request is told of the end."""
+    """The time between two requests of a connection: `keepalive` seconds at most, and none once the
+    drain is over. While it lasts, the next request is told of the end."""
 
     def __init__(self, worker):
         super().__init__(worker.cfg.keepalive, False)
