@@ -10,7 +10,7 @@ Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v
 from dialects import sampling
 from dialects.engine import engine_chat, fault_of_image
 from dialects.history import Ignored, Past
-from dialects.loose import as_dict
+from dialects.loose import as_dict, drop_nulls, fit_nulls
 from dialects.read import choices_asked, mended, parse, read_stream, typed
 from errors import InvalidRequest, error_body
 from stream import (
@@ -280,14 +280,13 @@ def write(answer, ask):
             fit_schema(message)
     if "model" in answer:
         answer["model"] = ask.model.id
+    fit_nulls(answer)
     return dumps(answer), answer.get("usage")
 
 
 def fit_schema(message):
     """Bring an engine's message, which is mended already, into OpenAI's form, in place."""
-    for name in NEVER_NULL:
-        if message.get(name, "") is None:
-            del message[name]
+    drop_nulls(message, NEVER_NULL)
     message.setdefault("refusal", None)
 
 

@@ -8,6 +8,7 @@ Source: the gateway's specification, pages 2 and 3; OpenAI's reference of POST /
 
 from dialects import Ask, sampling
 from dialects.engine import model_for, written
+from dialects.loose import fit_nulls
 from dialects.read import choices_asked, parse, read_stream, typed
 from errors import InvalidRequest, error_body
 from stream import (
@@ -95,11 +96,8 @@ def write(answer, ask):
         read_text(choice, ask.oddities)
     if "model" in answer:
         answer["model"] = ask.model.id
-    usage = answer.get("usage")
-    if isinstance(usage, dict):  # some engines' nulls in it OpenAI's schema forbids
-        usage = {name: value for name, value in usage.items() if value is not None}
-        answer["usage"] = usage
-    return dumps(answer), usage
+    fit_nulls(answer)
+    return dumps(answer), answer.get("usage")
 
 
 def collected(events, oddities):
