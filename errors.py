@@ -33,11 +33,13 @@ class Refusal(Exception):
     status, code HTTP status and the short word that programs read
     retry_after  whole seconds until it makes sense to come back, or None
     headers      further response headers
+    request_id   of the request that it answers, once that is known
     """
 
     status = 400
     code = "invalid_request"
     final = False  # trying again cannot help, whatever the status says
+    request_id = None
 
     def __init_subclass__(cls, *, status=None, code=None, final=None):
         """class Strange(Refusal, status=418, code="strange"): what is not given is inherited."""

@@ -263,6 +263,7 @@ def refused(error):
     if isinstance(error, HTTPException):
         error = from_werkzeug(error)
     refusal = request.environ["sparks.refusal"] = as_refusal(error)
+    refusal.request_id = request.environ["sparks.call"].id
     headers |= refusal.headers
     dialect = messages if speaks_anthropic(request) else chat
     return Response(dialect.refusal(refusal), refusal.status, headers, mimetype="application/json")

@@ -226,7 +226,7 @@ def test_refusals_name_the_field(subtests):
             error = caught.value
             assert error.status == 400 and error.param.partition(".")[0] == where and words in error.message
             said = json.loads(refusal(error))
-            assert said == {"type": "error", "error": {"type": "invalid_request_error", "message": error.message}}
+            assert said == {"type": "error", "error": {"type": "invalid_request_error", "message": error.message}, "request_id": None}
 
 
 # ---- the conversation
@@ -736,7 +736,7 @@ def test_every_refusal_in_anthropics_shape(subtests):
         with subtests.test(kind.__name__):
             error = kind("what is wrong", "field", retry_after=5)
             assert json.loads(refusal(error)) == {"type": "error", "error": {
-                "type": NAMES.get(error.status, "invalid_request_error"), "message": "what is wrong"}}
+                "type": NAMES.get(error.status, "invalid_request_error"), "message": "what is wrong"}, "request_id": None}
             permanent = error.headers.get("x-should-retry") == "false"
             assert permanent == (error.status in (400, 401, 403, 404, 405, 413, 415) or kind is errors.QuotaExceeded)
 

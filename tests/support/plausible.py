@@ -3,17 +3,17 @@ schema is kept, thinking comes where it is asked for. For the scripted engine: e
 import json
 import re
 
-from support.engine import Json, chat_chunks, completion, default_answer
+from support.engine import Json, chat_chunks, completion
 
 TEXT = "Hello there, friend."
 THOUGHT = "Let me think"
 
 
 def plausible(request):
-    """The steps for a request. Names that the prompt quotes, and its numbers, come back in calls and in JSON."""
-    ask = request.json()
+    """The steps for a chat. Names that the prompt quotes, and its numbers, come back in calls and in JSON."""
     if request.path != "/v1/chat/completions":
-        return default_answer(None, request)
+        return None                                 # the engine's own answer
+    ask = request.json()
     prompt = text_of(ask["messages"][-1])
     said = {"model": ask["model"], "text": answer_to(prompt, ask.get("response_format") or {})}
     if tools := calls_for(prompt, ask):
