@@ -109,6 +109,14 @@ class ModelNotFound(Refusal, status=404, code="model_not_found"): ...
 class MethodNotAllowed(Refusal, status=405, code="method_not_allowed"): ...
 
 
+class NoWebSocket(Refusal, status=426, code="upgrade_required"):
+    """At this status Codex turns to plain requests at once; it would try others five times."""
+
+    @property
+    def headers(self):
+        return super().headers | {"Upgrade": "HTTP/1.1"}  # RFC 9110 15.5.22
+
+
 class BodyTimeout(Refusal, status=408, code="request_timeout"): ...
 
 

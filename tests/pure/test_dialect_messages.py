@@ -738,7 +738,7 @@ def test_every_refusal_in_anthropics_shape(subtests):
             assert json.loads(refusal(error)) == {"type": "error", "error": {
                 "type": NAMES.get(error.status, "invalid_request_error"), "message": "what is wrong"}, "request_id": None}
             permanent = error.headers.get("x-should-retry") == "false"
-            assert permanent == (error.status in (400, 401, 403, 404, 405, 413, 415) or kind is errors.QuotaExceeded)
+            assert permanent == (error.status in (400, 401, 403, 404, 405, 413, 415, 426) or kind is errors.QuotaExceeded)
 
 
 @pytest.mark.parametrize("status, name", [(529, "overloaded_error"), (418, "invalid_request_error"), (599, "api_error")])
