@@ -414,6 +414,7 @@ def relay(call, ask):
         fault = as_refusal(error)
         if not begun:
             raise fault from None
+        fault.request_id = call.id
         last = stream.fail(fault)
     if fault:
         call.settle(fault.status, fault)

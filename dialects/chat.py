@@ -12,10 +12,10 @@ from dialects.engine import engine_chat, fault_of_image
 from dialects.history import Ignored, Past
 from dialects.read import choices_asked, mended, parse, read_stream, typed
 from errors import InvalidRequest, error_body
-from mending.answer import choices_of, index_of, read_message, required_choices
+from mending.answer import choices_of, fit_nulls, index_of, read_message, required_choices
 from mending.tool_calls import arguments_text
 from stream import ChatStream, chunks_of
-from values import as_dict, dumps, object_in, objects_in
+from values import as_dict, drop_nulls, dumps, object_in, objects_in
 
 ROLES = {  # a client's -> the engine's
     "developer": "system",
@@ -271,14 +271,13 @@ def write(answer, ask):
             fit_schema(message)
     if "model" in answer:
         answer["model"] = ask.model.id
+    fit_nulls(answer)
     return dumps(answer), answer.get("usage")
 
 
 def fit_schema(message):
     """Bring an engine's message, which is mended already, into OpenAI's form, in place."""
-    for name in NEVER_NULL:
-        if message.get(name, "") is None:
-            del message[name]
+    drop_nulls(message, NEVER_NULL)
     message.setdefault("refusal", None)
 
 

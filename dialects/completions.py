@@ -10,7 +10,7 @@ from dialects import Ask, sampling
 from dialects.engine import model_for, written
 from dialects.read import choices_asked, parse, read_stream, typed
 from errors import InvalidRequest, error_body
-from mending.answer import choices_of, index_of, read_text, required_choices
+from mending.answer import choices_of, fit_nulls, index_of, read_text, required_choices
 from stream import CompletionStream, chunks_of, data_event
 from values import dumps
 
@@ -88,11 +88,8 @@ def write(answer, ask):
         read_text(choice, ask.oddities)
     if "model" in answer:
         answer["model"] = ask.model.id
-    usage = answer.get("usage")
-    if isinstance(usage, dict):  # some engines' nulls in it OpenAI's schema forbids
-        usage = {name: value for name, value in usage.items() if value is not None}
-        answer["usage"] = usage
-    return dumps(answer), usage
+    fit_nulls(answer)
+    return dumps(answer), answer.get("usage")
 
 
 def collected(events, oddities):

@@ -86,6 +86,7 @@ class Front:
             headers, body = serve(call, dialect)
         except Exception as error:
             refusal = as_refusal(error)
+            refusal.request_id = call.id
             call.settle(refusal.status, refusal)
             status = refusal.status
             body = [dialect.refusal(refusal)]

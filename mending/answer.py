@@ -4,12 +4,14 @@ from engines.kinds import GIVEN_UP
 from errors import UpstreamError
 from mending.thinking import NAMES, set_reasoning, split_thinking
 from mending.tool_calls import ToolCalls
-from values import object_in, objects_in
+from values import drop_nulls, object_in, objects_in
 
 CALL_TAG = b"<tool_call>"  # how several models write a call, which an engine's parser takes out
 ABANDONED = "the engine gave this answer up; send the request again"
 BROKE_OFF = "the engine broke off before the answer was finished; send the request again"
 FINISHES = ("stop", "length", "tool_calls", "content_filter", "function_call")
+# Fields of an answer that some engines give as null, which OpenAI's schema forbids, or did lately.
+NEVER_NULL = ("service_tier", "system_fingerprint", "usage")
 CUT = ("length", "content_filter")  # the finish_reasons of an answer that is not all there
 
 # What is odd about an answer, and worth counting: Ask.oddities, sparks_oddities_total{kind}. Others
@@ -87,6 +89,12 @@ def read_text(choice, oddities):
     note_end(reason, ToolCalls(oddities, []), False, oddities)
     if not isinstance(choice.get("text"), str):
         choice["text"] = ""
+
+
+def fit_nulls(answer):
+    """Take the nulls out of a plain answer that OpenAI's schema forbids, in place."""
+    drop_nulls(answer, NEVER_NULL)
+    drop_nulls(object_in(answer, "usage"))
 
 
 def index_of(choice):

@@ -34,11 +34,12 @@ hypothesis.settings.load_profile("few")
 def pytest_addoption(parser):
     parser.addoption("--run-vllm", action="store_true", help="also run what needs real vLLM, and install it")
     parser.addoption("--run-clients", action="store_true", help="also run other makers' client programs, and install them")
+    parser.addoption("--run-conformance", action="store_true", help="also run other people's test suites, and install them")
 
 
 def pytest_collection_modifyitems(config, items):
     """What needs more than is here runs only where its option is given."""
-    left_out = [name for name in ("vllm", "clients") if not config.getoption(f"--run-{name}")]
+    left_out = [name for name in ("vllm", "clients", "conformance") if not config.getoption(f"--run-{name}")]
     unwanted = [item for item in items if any(item.get_closest_marker(name) for name in left_out)]
     if unwanted:
         config.hook.pytest_deselected(items=unwanted)

@@ -31,7 +31,7 @@ def invalid(where, problem):
 def refusal(error):
     """A Refusal in Anthropic's shape, as bytes."""
     said = {"type": type_of(error.status), "message": message_of(error)}
-    return dumps({"type": "error", "error": said})
+    return dumps({"type": "error", "error": said, "request_id": error.request_id})
 
 
 def type_of(status):

@@ -15,7 +15,7 @@ import logging
 
 from dialects.messages import ids
 from dialects.messages.errors import refusal
-from dialects.messages.message import NULLS, message_id, stop_of
+from dialects.messages.message import CALLER, NULLS, message_id, stop_of
 from dialects.messages.tool_calls import ToolCall
 from dialects.messages.usage import UNKNOWN, UNKNOWN_IN_DELTA, usage_of
 from mending.answer import CUT
@@ -152,7 +152,7 @@ class MessageStream(PieceStream):
         """The events of a call's beginning. Its first piece says what it is called."""
         ident = ids.for_client(piece["id"])
         name = piece["function"]["name"]
-        block = {"type": "tool_use", "id": ident, "name": name, "input": {}}
+        block = {"type": "tool_use", "id": ident, "name": name, "input": {}, "caller": CALLER}
         out = self.begin("tool", block)
         tool_call.state = "open"
         self.open_tool_call = tool_call

@@ -15,6 +15,7 @@ REASONS = {"length": "max_tokens", "content_filter": "refusal"}  # by finish_rea
 
 # What the reference always has in a message, and here is never anything else.
 NULLS = {"container": None, "diagnostics": None, "stop_details": None}
+CALLER = {"type": "direct"}  # of a tool: the model itself, not a program that it runs
 
 
 def message_id(completion_id):
@@ -75,4 +76,5 @@ def tool_use_block(tool_call):
         "id": ids.for_client(tool_call["id"]),
         "name": function["name"],
         "input": loads(arguments),
+        "caller": CALLER,
     }

@@ -10,6 +10,7 @@ import re
 from dialects.engine import fault_of_image
 from dialects.history import LONGEST, Past, in_json
 from dialects.read import mended, typed
+from dialects.responses.compaction import TOLD, is_asked
 from dialects.responses.tools import BRINGS_TOOLS, ClientTool, full_name
 from errors import InvalidRequest
 from values import as_dict, dumps
@@ -38,7 +39,7 @@ CIPHER = re.compile(r"[A-Za-z0-9+/_=-]{40,}+")
 AGENTS = {"author": "from", "recipient": "to"}  # fields of an agent's message
 # What says nothing to a model, though it has fields that elsewhere hold texts.
 TRACES = ("image_generation_call", "mcp_list_tools")
-TRIGGER = "compaction_trigger"
+COMPACTIONS = ("compaction", "compaction_summary", "context_compaction")
 REFERENCE = (
     "refers to an item by its id, but nothing is stored here: "
     "send the item itself, and set store: false"
@@ -60,17 +61,14 @@ def messages_of(payload, box, decrypt, ignored):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise InvalidRequest("input must be a text or a list with at least one item", "input")
+    if is_asked(payload):
+        given = given[:-1]
     reader = Reader(box, decrypt, typed(payload, "instructions", str, "a text"), Past(ignored))
     answered = answered_up_to(given)
     for at, item in enumerate(given):
         if at == answered:
             reader.begin_asking()
         reader.read(item, f"input[{at}]")
-    if as_dict(given[-1]).get("type") == TRIGGER:
-        raise invalid(
-            f"input[{len(given) - 1}]",
-            "asks for a compaction, which is not done here: ask the model for a summary instead",
-        )
     return reader.end()
 
 
@@ -130,6 +128,8 @@ class Reader:
             self.read_reasoning(item, where)
         elif kind == "agent_message":
             self.read_agent_message(item, where)
+        elif kind in COMPACTIONS and (summary := self.decrypted(item.get("encrypted_content"))):
+            self.shown.append({"type": "text", "text": f"{TOLD}\n{summary}"})
         elif kind not in BRINGS_TOOLS:  # the tools have been read
             self.read_other({**item, "type": kind}, where)
 

@@ -773,9 +773,11 @@ def without(out, given):
 def test_what_the_schema_wants_and_forbids():
     """OpenAI's schema requires `refusal` and `logprobs`, and has no null for what vLLM sends beside them."""
     out = json.loads(chat.write({"choices": [{"message": {
-        "role": "assistant", "content": "a", "annotations": None, "audio": None, "function_call": None, "tool_calls": None}}]},
+        "role": "assistant", "content": "a", "annotations": None, "audio": None, "function_call": None, "tool_calls": None}}],
+        "service_tier": None, "system_fingerprint": None, "usage": {"prompt_tokens": 1, "prompt_tokens_details": None}},
         read(ask()))[0])
-    assert out["choices"] == [{"message": {"role": "assistant", "content": "a", "refusal": None}, "logprobs": None}]
+    assert out == {"choices": [{"message": {"role": "assistant", "content": "a", "refusal": None}, "logprobs": None}],
+                   "usage": {"prompt_tokens": 1}}
 
 
 def written_message(message, field="both"):
@@ -851,7 +853,7 @@ def test_the_rest_of_a_message_is_untouched(message):
 
 
 def test_the_rest_of_an_answer_is_untouched():
-    given = answer({"role": "assistant", "content": "a"}, "length", service_tier=None, system_fingerprint="x",
+    given = answer({"role": "assistant", "content": "a"}, "length", metrics=None, system_fingerprint="x",
                    prompt_logprobs=None, odd=[{"a": 10 ** 30}])
     given["choices"].append({"index": 1, "message": {"role": "assistant", "content": "<think>hm</think>b"},
                              "finish_reason": "stop", "stop_reason": 7})
@@ -921,7 +923,7 @@ def test_choices_of_a_stream_are_collected():
                     chunk({}, "stop"))
     assert [(choice["index"], choice["message"]["content"], choice["finish_reason"]) for choice in out["choices"]] == [
         (0, "a", "stop"), (1, "b", "length")]
-    assert out["choices"][0]["message"]["reasoning"] == "hm" and out["usage"] is None
+    assert out["choices"][0]["message"]["reasoning"] == "hm" and "usage" not in out
 
 
 def test_a_collected_stream_keeps_its_logprobs():

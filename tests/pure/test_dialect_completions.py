@@ -160,7 +160,7 @@ def written(given):
 def test_an_answer_is_untouched():
     """Also what looks like thinking: the prompt was raw, and so is what follows it."""
     given = answer(choice("<think>hm</think> yes", "stop", stop_reason=3, logprobs={"tokens": ["a"]}), choice("b", "length", 1),
-                   odd=[10 ** 30], service_tier=None)
+                   odd=[10 ** 30], kv_transfer_params=None)
     assert written(given) == (given, USAGE)
 
 

@@ -25,6 +25,7 @@ from support.messages import PNG, assistant, result, text, transcript, use, user
 
 PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 OFF = {"enable_thinking": False}
+DIRECT = {"caller": {"type": "direct"}}
 
 
 class Fleet:
@@ -225,7 +226,7 @@ def test_refusals_name_the_field(subtests):
             error = caught.value
             assert error.status == 400 and error.param.partition(".")[0] == where and words in error.message
             said = json.loads(refusal(error))
-            assert said == {"type": "error", "error": {"type": "invalid_request_error", "message": error.message}}
+            assert said == {"type": "error", "error": {"type": "invalid_request_error", "message": error.message}, "request_id": None}
 
 
 # ---- the conversation
@@ -515,6 +516,11 @@ def test_without_thinking_there_is_no_thinking_block(name, caplog):
     assert len([1 for record in caplog.records if "thinking was off" in record.getMessage()]) == bool(thought)
 
 
+def test_a_call_says_who_calls():
+    events = chat_chunks(None, tools=[("f", {})])
+    assert b'"input":{},"caller":{"type":"direct"}}' in whole(events)
+
+
 def test_events_as_they_are():
     stream, out = fed(chat_chunks("Hello there", id="chatcmpl-0123", usage=True))
     assert (out + stream.end()).decode().split("\n\n") == [
@@ -618,8 +624,8 @@ def test_a_plain_answer(make, thinks):
     assert (said["id"], said["type"], said["role"], said["model"]) == ("msg_01", "message", "assistant", "claude-x")
     ids = [block.pop("id") for block in said["content"] if block["type"] == "tool_use"]
     assert said["content"] == [*[{"type": "thinking", "thinking": "Let me", "signature": ""}] * thinks, answered("Hello there"),
-                               {"type": "tool_use", "name": "f", "input": {"a": 1}},
-                               {"type": "tool_use", "name": "g", "input": {}}]
+                               {"type": "tool_use", "name": "f", "input": {"a": 1}, **DIRECT},
+                               {"type": "tool_use", "name": "g", "input": {}, **DIRECT}]
     assert len(set(ids)) == 2 and (said["stop_reason"], said["stop_sequence"]) == ("tool_use", None)
     assert (said["usage"]["input_tokens"], said["usage"]["cache_read_input_tokens"]) == (7, 8) and usage["prompt_tokens"] == 15
 
@@ -628,12 +634,12 @@ ODD_MESSAGES = [
     ({"content": "\n", "reasoning": None}, [], "end_turn"),
     ({"content": "<think>hm</think>well"}, [{"type": "thinking", "thinking": "hm", "signature": ""}, answered("well")], "end_turn"),
     ({"tool_calls": [{"id": "t", "function": {"name": "f", "arguments": "{broken"}}]},
-     [answered("Hello"), {"type": "tool_use", "id": "t", "name": "f", "input": {"input": "{broken"}}], "max_tokens"),
+     [answered("Hello"), {"type": "tool_use", "id": "t", "name": "f", "input": {"input": "{broken"}, **DIRECT}], "max_tokens"),
     ({"tool_calls": [None, {}, {"function": {"name": ""}}, {"function": {"name": "f"}}], "content": None},
-     [{"type": "tool_use", "id": "call_c1_0", "name": "f", "input": {}}], "tool_use"),
+     [{"type": "tool_use", "id": "call_c1_0", "name": "f", "input": {}, **DIRECT}], "tool_use"),
     ({"tool_calls": "x", "content": 5}, [], "end_turn"),
     ({"tool_calls": [{"id": ident, "function": {"name": "f"}} for ident in ("t", "t", "", None, [5])], "content": None},
-     [{"type": "tool_use", "id": ident, "name": "f", "input": {}} for ident in ("t", "call_c1_1", "call_c1_2", "call_c1_3", "call_c1_4")],
+     [{"type": "tool_use", "id": ident, "name": "f", "input": {}, **DIRECT} for ident in ("t", "call_c1_1", "call_c1_2", "call_c1_3", "call_c1_4")],
      "tool_use"),
     ({"refusal": "I won't.", "content": None}, [answered("I won't.")], "refusal"),
 ]
@@ -730,9 +736,9 @@ def test_every_refusal_in_anthropics_shape(subtests):
         with subtests.test(kind.__name__):
             error = kind("what is wrong", "field", retry_after=5)
             assert json.loads(refusal(error)) == {"type": "error", "error": {
-                "type": NAMES.get(error.status, "invalid_request_error"), "message": "what is wrong"}}
+                "type": NAMES.get(error.status, "invalid_request_error"), "message": "what is wrong"}, "request_id": None}
             permanent = error.headers.get("x-should-retry") == "false"
-            assert permanent == (error.status in (400, 401, 403, 404, 405, 413, 415) or kind is errors.QuotaExceeded)
+            assert permanent == (error.status in (400, 401, 403, 404, 405, 413, 415, 426) or kind is errors.QuotaExceeded)
 
 
 @pytest.mark.parametrize("status, name", [(529, "overloaded_error"), (418, "invalid_request_error"), (599, "api_error")])
