@@ -6,7 +6,7 @@
     write(answer, ask) -> (bytes, usage)
         The client's body for an answer that is not streamed, and the engine's own figures.
         answer   the engine's: a dict, or the bytes of a stream that nobody asked for
-    refusal(error) -> bytes
+    refusal(error, request_id) -> bytes
         The client's body for a Refusal. `read` and `write` raise them.
 
 Dialects share read.py, which reads a body, engine.py, which makes the engine's request,
@@ -25,7 +25,8 @@ class Ask:
     body     the JSON as a list of bytes; a str among them is an image's address, in the place where
              the image goes in, as a data URL
     model    engines.fleet.Model
-    stream   a stream of stream.py for the answer, or None: it is not streamed
+    stream   a stream of stream.py for the answer, which gets the request's id as its `request_id`;
+             None: it is not streamed
     extra    what the dialect keeps for `write`
     count    the body of a question how long the prompt is, as a list of bytes; None: nobody needs
              to know before the engine says it

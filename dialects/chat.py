@@ -262,7 +262,7 @@ def read_tool(tool, where):
 # ---- the plain answer
 
 
-def refusal(error):
+def refusal(error, request_id=None):
     """A Refusal in OpenAI's shape, as bytes."""
     return dumps(error_body(error))
 

@@ -137,7 +137,7 @@ def add(whole, choice):
     }
 
 
-def refusal(error):
+def refusal(error, request_id=None):
     """A Refusal in OpenAI's shape, as bytes."""
     return dumps(error_body(of_prompt(error)))
 

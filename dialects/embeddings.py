@@ -168,7 +168,7 @@ def shortened(numbers, dimensions):
     return array("f", (number / length for number in numbers))
 
 
-def refusal(error):
+def refusal(error, request_id=None):
     """A Refusal in this API's words, as bytes: what is too long for the context is the input."""
     if error.param == "messages":
         error.param = "input"

@@ -28,10 +28,10 @@ def invalid(where, problem):
     return InvalidRequest(f"{where}: {problem}", where.partition(".")[0])
 
 
-def refusal(error):
+def refusal(error, request_id=None):
     """A Refusal in Anthropic's shape, as bytes."""
     said = {"type": type_of(error.status), "message": message_of(error)}
-    return dumps({"type": "error", "error": said})
+    return dumps({"type": "error", "error": said, "request_id": request_id})
 
 
 def type_of(status):

@@ -15,7 +15,7 @@ import logging
 
 from dialects.messages import ids
 from dialects.messages.errors import refusal
-from dialects.messages.message import NULLS, message_id, stop_of
+from dialects.messages.message import DIRECT, NULLS, message_id, stop_of
 from dialects.messages.tool_calls import ToolCall
 from dialects.messages.usage import UNKNOWN, UNKNOWN_IN_DELTA, usage_of
 from stream import BLANK, CUT, PieceStream, as_id, dumps
@@ -53,9 +53,11 @@ class MessageStream(PieceStream):
     """A stream of Anthropic's events.
 
     prompt_tokens  may be set before the first event: message_start then says how long the prompt is
+    request_id     the gateway's, for an error
     """
 
     prompt_tokens = None
+    request_id = None
 
     def __init__(self, model_name, thinks):
         """
@@ -150,7 +152,7 @@ class MessageStream(PieceStream):
         """The events of a call's beginning. Its first piece says what it is called."""
         ident = ids.for_client(piece["id"])
         name = piece["function"]["name"]
-        block = {"type": "tool_use", "id": ident, "name": name, "input": {}}
+        block = {"type": "tool_use", "id": ident, "caller": DIRECT, "name": name, "input": {}}
         out = self.begin("tool", block)
         tool_call.state = "open"
         self.open_tool_call = tool_call
@@ -241,7 +243,7 @@ class MessageStream(PieceStream):
         return PING
 
     def fail(self, error):
-        return b"event: error\ndata: " + refusal(error) + b"\n\n"
+        return b"event: error\ndata: " + refusal(error, self.request_id) + b"\n\n"
 
     def end(self):
         """What is still to be said, and the last two events."""

@@ -14,6 +14,7 @@ REASONS = {"length": "max_tokens", "content_filter": "refusal"}  # by finish_rea
 
 # What the reference always has in a message, and here is never anything else.
 NULLS = {"container": None, "diagnostics": None, "stop_details": None}
+DIRECT = {"type": "direct"}  # who calls a tool: the model itself, not code that it wrote
 
 
 def message_id(completion_id):
@@ -72,6 +73,7 @@ def tool_use_block(tool_call):
     return {
         "type": "tool_use",
         "id": ids.for_client(tool_call["id"]),
+        "caller": DIRECT,
         "name": function["name"],
         "input": loads(arguments),
     }

@@ -139,7 +139,7 @@ class Responses:
         stream.end()
         return stream.response, stream.usage
 
-    def refusal(self, error):
+    def refusal(self, error, request_id=None):
         """The body for a Refusal, which names the field as the client knows it."""
         body = error_body(error)
         body["error"]["param"] = PARAMS.get(error.param, error.param)

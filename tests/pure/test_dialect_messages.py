@@ -224,8 +224,8 @@ def test_refusals_name_the_field(subtests):
                 read({**ask(), **given})
             error = caught.value
             assert error.status == 400 and error.param.partition(".")[0] == where and words in error.message
-            said = json.loads(refusal(error))
-            assert said == {"type": "error", "error": {"type": "invalid_request_error", "message": error.message}}
+            said = json.loads(refusal(error, "r1"))
+            assert said == {"type": "error", "error": {"type": "invalid_request_error", "message": error.message}, "request_id": "r1"}
 
 
 # ---- the conversation
@@ -610,6 +610,9 @@ def write(answer, thinks=True, named="claude-x"):
     return json.loads(data), usage
 
 
+DIRECTLY = {"caller": {"type": "direct"}}
+
+
 @pytest.mark.parametrize("make", [completion, llama_completion])
 @pytest.mark.parametrize("thinks", [True, False])
 def test_a_plain_answer(make, thinks):
@@ -618,8 +621,8 @@ def test_a_plain_answer(make, thinks):
     assert (said["id"], said["type"], said["role"], said["model"]) == ("msg_01", "message", "assistant", "claude-x")
     ids = [block.pop("id") for block in said["content"] if block["type"] == "tool_use"]
     assert said["content"] == [*[{"type": "thinking", "thinking": "Let me", "signature": ""}] * thinks, answered("Hello there"),
-                               {"type": "tool_use", "name": "f", "input": {"a": 1}},
-                               {"type": "tool_use", "name": "g", "input": {}}]
+                               {"type": "tool_use", **DIRECTLY, "name": "f", "input": {"a": 1}},
+                               {"type": "tool_use", **DIRECTLY, "name": "g", "input": {}}]
     assert len(set(ids)) == 2 and (said["stop_reason"], said["stop_sequence"]) == ("tool_use", None)
     assert (said["usage"]["input_tokens"], said["usage"]["cache_read_input_tokens"]) == (7, 8) and usage["prompt_tokens"] == 15
 
@@ -628,12 +631,12 @@ ODD_MESSAGES = [
     ({"content": "\n", "reasoning": None}, [], "end_turn"),
     ({"content": "<think>hm</think>well"}, [{"type": "thinking", "thinking": "hm", "signature": ""}, answered("well")], "end_turn"),
     ({"tool_calls": [{"id": "t", "function": {"name": "f", "arguments": "{broken"}}]},
-     [answered("Hello"), {"type": "tool_use", "id": "t", "name": "f", "input": {"input": "{broken"}}], "max_tokens"),
+     [answered("Hello"), {"type": "tool_use", **DIRECTLY, "id": "t", "name": "f", "input": {"input": "{broken"}}], "max_tokens"),
     ({"tool_calls": [None, {}, {"function": {"name": ""}}, {"function": {"name": "f"}}], "content": None},
-     [{"type": "tool_use", "id": "call_c1_0", "name": "f", "input": {}}], "tool_use"),
+     [{"type": "tool_use", **DIRECTLY, "id": "call_c1_0", "name": "f", "input": {}}], "tool_use"),
     ({"tool_calls": "x", "content": 5}, [], "end_turn"),
     ({"tool_calls": [{"id": ident, "function": {"name": "f"}} for ident in ("t", "t", "", None, [5])], "content": None},
-     [{"type": "tool_use", "id": ident, "name": "f", "input": {}} for ident in ("t", "call_c1_1", "call_c1_2", "call_c1_3", "call_c1_4")],
+     [{"type": "tool_use", **DIRECTLY, "id": ident, "name": "f", "input": {}} for ident in ("t", "call_c1_1", "call_c1_2", "call_c1_3", "call_c1_4")],
      "tool_use"),
     ({"refusal": "I won't.", "content": None}, [answered("I won't.")], "refusal"),
 ]
@@ -690,6 +693,7 @@ def test_no_answer(answer):
 def test_hardly_an_answer(answer):
     said, _ = write(answer)
     assert said["content"] == [] and said["id"].startswith("msg_") and not any(said["usage"].values())
+    assert (said["usage"]["input_tokens"], said["usage"]["output_tokens"]) == (0, 0)        # never null, and never absent
 
 
 NOT_WHOLE = [{}, {"choices": [], "usage": 5}, {"choices": [{}]}, {"choices": [{"message": {"content": "a"}}]},
@@ -730,7 +734,8 @@ def test_every_refusal_in_anthropics_shape(subtests):
         with subtests.test(kind.__name__):
             error = kind("what is wrong", "field", retry_after=5)
             assert json.loads(refusal(error)) == {"type": "error", "error": {
-                "type": NAMES.get(error.status, "invalid_request_error"), "message": "what is wrong"}}
+                "type": NAMES.get(error.status, "invalid_request_error"), "message": "what is wrong"},
+                "request_id": None}
             permanent = error.headers.get("x-should-retry") == "false"
             assert permanent == (error.status in (400, 401, 403, 404, 405, 413, 415) or kind is errors.QuotaExceeded)
 
