@@ -102,8 +102,9 @@ class Worker(GeventWorker):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, Arbiter.SIGNALS)  # see Master.spawn_worker
 
     def reload(self):
-        if self.service:  # else it reads the settings yet
-            self.service.reload()
+        while not self.service:  # what is being made may have read the settings already
+            gevent.sleep(LOOK)
+        self.service.reload()
 
     def handle_int(self, sig, frame):
         """Ctrl-C reaches the worker too. The first one is as good as SIGTERM, the second ends all
