@@ -28,7 +28,7 @@ SILENCE = 30  # seconds without a byte until a body counts as abandoned
 SMALL = 1 << 16  # bytes left that gunicorn may throw away by itself
 MOST_DIGITS = 16  # of a chunk's size: 64 bits
 # What may have come of a line with a chunk's size, before its last character.
-BEGUN = re.compile(rb"[0-9A-Fa-f]{0,%d}(?:[ \t]*(?:;[^\r\n]*)?\r?)" % MOST_DIGITS)
+BEGUN = re.compile(rb"(?:[0-9A-Fa-f]{1,%d}[ \t]*(?:;[^\r\n]*)?\r?)?" % MOST_DIGITS)
 LONGEST_LINE = 1 << 13  # bytes of it, with its extensions
 WORK = 0.005  # seconds for which chunks are taken apart in one go
 
