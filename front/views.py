@@ -18,7 +18,7 @@ from stream import dumps
 
 MOST_MODELS = 1000  # on one page of the list
 CONTEXT_NAMES = ("max_model_len", "context_length", "context_window", "max_input_tokens")
-# What Anthropic's reference always has in a model, and nobody here knows.
+# What Anthropic's reference always has in a model, though nobody here knows it.
 NULLS = dict.fromkeys(
     ("capabilities", "deprecated_at", "line", "max_input_tokens", "max_tokens", "retires_at")
 )
@@ -137,10 +137,11 @@ def model_object(model):
         "display_name": model.id,
         "created_at": "1970-01-01T00:00:00Z",
         "lifecycle": "active",
-        **NULLS,
     }
     if model.context:
         found |= dict.fromkeys(CONTEXT_NAMES, model.context)
+    if speaks_anthropic(request):
+        found = {**NULLS, **found}
     return found
 
 
