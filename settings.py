@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,8 +24,13 @@ KEEPALIVE_FORMS = ("comment", "chunk")
 UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 HOST = re.compile(r"(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:\d{1,5})?")  # [IPv6], IPv4 or a name; a port
 # A scheme may be an app's or a browser extension's; a page from a file has the origin "null".
-ORIGIN = re.compile(rf"\*|null|[a-z][a-z0-9+.-]*://{HOST.pattern}")
-USUAL_PORTS = {"http": ":80", "https": ":443"}
+ORIGIN = re.compile(
+    r"\*|null|(?P<scheme>[a-z][a-z0-9+.-]*)://"
+    r"(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>\d{1,5}))?",
+    re.ASCII,
+)
+ORIGINS = 'must be "*", or origins such as "https://app.example.net"'
+USUAL_PORTS = {"http": 80, "https": 443}
 
 
 # ---- readers: a variable's text or a TOML value -> the setting's value
@@ -150,18 +156,39 @@ def read_hosts(value):
 def read_origins(value):
     """Origins of web pages (RFC 6454), with commas or as a list; "*" is any."""
     parts = value
-    if not isinstance(value, list):
-        parts = read_text(value).split(",")
-    found = [part.strip().lower().rstrip("/") for part in parts if isinstance(part, str)]
-    if len(found) < len(parts) or not all(map(ORIGIN.fullmatch, filter(None, found))):
-        raise ValueError('must be "*", or origins such as "https://app.example.net"')
-    return [without_usual_port(part) for part in found if part]
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(parts, list):
+        raise ValueError(ORIGINS)
+    return [read_origin(part) for part in parts if part != ""]
 
 
-def without_usual_port(origin):
-    """An origin as browsers write it."""
-    scheme = origin.partition(":")[0]
-    return origin.removesuffix(USUAL_PORTS.get(scheme, ""))
+def read_origin(value):
+    """An origin as browsers write it; "*" and "null" as they are."""
+    text = ""
+    if isinstance(value, str):
+        text = value.strip().lower().removesuffix("/")
+    found = ORIGIN.fullmatch(text)
+    if not found or int(found["port"] or 1) not in range(1, 65536):
+        raise ValueError(f"{ORIGINS}; {value!r:.99} is none")
+    if text in ("*", "null"):
+        return text
+    scheme = found["scheme"]
+    host = found["host"]
+    if host[0] == "[":
+        host = in_brackets(host, value)
+    port = found["port"]
+    if not port or int(port) == USUAL_PORTS.get(scheme):
+        return f"{scheme}://{host}"
+    return f"{scheme}://{host}:{int(port)}"
+
+
+def in_brackets(host, value):
+    """An IPv6 address in its shortest form."""
+    try:
+        return f"[{IPv6Address(host[1:-1])}]"
+    except ValueError:
+        raise ValueError(f"{ORIGINS}; {value!r:.99} is none") from None
 
 
 def read_bind(value):

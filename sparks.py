@@ -12,6 +12,8 @@ import os
 import signal
 
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the start without a traceback
+# Nor does a wish to reload end it: the worker reads the settings anyway.
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 # Libraries read these, some while they are imported; the settings of Sparks are SPARKS_*.
 for name in (

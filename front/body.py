@@ -18,6 +18,7 @@ from errors import (
     UnsupportedEncoding,
 )
 from front.large_json import Abridged
+from front.wsgi import problem_of
 from loop import give_way
 from tcp import linger
 
@@ -26,7 +27,9 @@ LARGE = 2 << 20  # bytes up to which a body is parsed as it is
 SILENCE = 30  # seconds without a byte until a body counts as abandoned
 SMALL = 1 << 16  # bytes left that gunicorn may throw away by itself
 MOST_DIGITS = 16  # of a chunk's size: 64 bits
-HEXADECIMAL = re.compile(rb"[0-9A-Fa-f]{0,%d}" % (MOST_DIGITS + 1))
+# What may have come of a line with a chunk's size, before its last character.
+BEGUN = re.compile(rb"(?:[0-9A-Fa-f]{1,%d}[ \t]*(?:;[^\r\n]*)?\r?)?" % MOST_DIGITS)
+LONGEST_LINE = 1 << 13  # bytes of it, with its extensions
 WORK = 0.005  # seconds for which chunks are taken apart in one go
 
 
@@ -106,13 +109,15 @@ class ChunkSizes:
     def next_size(self, unreader, data=None):
         """(size, what was read behind its line), as gunicorn's has it."""
         line = data or b""
-        while (digits := HEXADECIMAL.match(line).end()) == len(line) and digits <= MOST_DIGITS:
+        while (end := line.find(b"\n")) < 0:
+            if len(line) > LONGEST_LINE or not BEGUN.fullmatch(line):
+                raise InvalidChunkSize(line[:MOST_DIGITS])
             more = unreader.read()
             if not more:
                 raise NoMoreData
             line += more
-        if digits > MOST_DIGITS:
-            raise InvalidChunkSize(line[:digits])
+        if line[end - 1 : end] != b"\r" or not BEGUN.fullmatch(line, 0, end):
+            raise InvalidChunkSize(line[:MOST_DIGITS])
         size, rest = self.parse(unreader, line)
         self.left -= size
         if self.left < 0:
@@ -138,7 +143,8 @@ class Body:
         self.most = most
         self.held = 0
         self.encoding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
-        self.chunked = "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower()
+        self.coding = environ.get("HTTP_TRANSFER_ENCODING", "").strip().lower()
+        self.chunked = "chunked" in self.coding
         self.length = int(environ.get("CONTENT_LENGTH") or 0)
         self.abridged = None
         self.pending = self.chunked or self.length > 0
@@ -160,6 +166,11 @@ class Body:
         if self.encoding not in ("", "identity"):
             raise UnsupportedEncoding(
                 "send the body as it is, without Content-Encoding", "Content-Encoding"
+            )
+        if self.coding not in ("", "chunked"):  # gunicorn lets gzip pass, and does not unpack it
+            raise UnsupportedEncoding(
+                "send the body as it is: the only Transfer-Encoding that is known here is chunked",
+                "Transfer-Encoding",
             )
         if self.length > self.most:
             raise self.too_large()
@@ -235,7 +246,7 @@ class Body:
         except NoMoreData:
             raise ClientGone from None
         except ParseException as error:
-            raise InvalidRequest(f"the body's chunks are broken: {type(error).__name__}") from None
+            raise InvalidRequest(f"the body cannot be read: {problem_of(error)}") from None
         except OSError:
             raise ClientGone from None
         finally:

@@ -77,8 +77,23 @@ def cors_headers(environ, settings):
     path = "/" + environ["PATH_INFO"].strip("/")
     if path != "/help" and not f"{path}/".startswith("/v1/"):
         return []
+    return headers_for(allowed_origin(environ.get("HTTP_ORIGIN", ""), settings.cors_origins))
+
+
+def headers_unread(settings):
+    """The same for the refusal of what cannot be read, not even its Origin: a script reads it if
+    only its own page can be meant."""
+    if not settings.cors_origins:
+        return []
+    if "*" in settings.cors_origins:
+        return headers_for("*")
+    return headers_for(settings.cors_origins[0] if len(settings.cors_origins) == 1 else None)
+
+
+def headers_for(origin):
+    """Those that let scripts of an origin, or of none, read a response."""
     headers = [("Vary", "Origin")]
-    if origin := allowed_origin(environ.get("HTTP_ORIGIN", ""), settings.cors_origins):
+    if origin:
         headers += [
             ("Access-Control-Allow-Origin", origin),
             ("Access-Control-Expose-Headers", ", ".join(EXPOSED)),
@@ -105,4 +120,7 @@ def preflight_headers(environ, settings):
     asked = environ.get("HTTP_ACCESS_CONTROL_REQUEST_HEADERS", "")
     if NAMES.fullmatch(asked):
         headers.append(("Access-Control-Allow-Headers", asked))
+    # A page of the internet may use a gateway of its own network (WICG, Private Network Access).
+    if environ.get("HTTP_ACCESS_CONTROL_REQUEST_PRIVATE_NETWORK") == "true":
+        headers.append(("Access-Control-Allow-Private-Network", "true"))
     return headers

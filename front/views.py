@@ -1,6 +1,7 @@
 """The small routes: a Flask app for all that asks no model, and for what is no route at all."""
 
 import ipaddress
+import re
 from time import time
 
 from flask import Flask, Response, current_app, redirect, request
@@ -17,21 +18,19 @@ from values import dumps
 
 MOST_MODELS = 1000  # on one page of the list
 CONTEXT_NAMES = ("max_model_len", "context_length", "context_window", "max_input_tokens")
+# What Anthropic's reference always has in a model, though nobody here knows it.
+NULLS = dict.fromkeys(
+    ("capabilities", "deprecated_at", "line", "max_input_tokens", "max_tokens", "retires_at")
+)
 HELP_HEADERS = {"Vary": "Accept", "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
-# How the headers begin, in WSGI's words, that proxies add: a request with one came from elsewhere.
-PROXIED = (
-    "HTTP_X_FORWARDED",
-    "HTTP_FORWARDED",
-    "HTTP_VIA",
-    "HTTP_X_REAL_IP",
-    "HTTP_X_CLIENT_IP",
-    "HTTP_X_CLUSTER_CLIENT_IP",
-    "HTTP_X_ORIGINAL",
-    "HTTP_TRUE_CLIENT_IP",
-    "HTTP_CF_",
-    "HTTP_FLY_",
-    "HTTP_FASTLY_",
-    "HTTP_TAILSCALE_",
+# The headers, in WSGI's words, that proxies, tunnels and load balancers add: a request with one of
+# them came from elsewhere.
+PROXIED = re.compile(
+    r"HTTP_(?:.*(?:FORWARDED|PROXY).*"
+    r"|.*(?:CLIENT|CONNECTING|ORIGINATING|REAL|REMOTE|USER)_?(?:IP|ADDR)"
+    r"|VIA|.*_VIA|CDN_LOOP|MAX_FORWARDS|SURROGATE_.*|X_REQUEST_START|X_SCHEME|X_VARNISH"
+    r"|(?:CF|CLOUDFRONT|FASTLY|FLY|NGROK|TAILSCALE)_.*"
+    r"|X_(?:AKAMAI|AMZ|AMZN|APPENGINE|ARR|AZURE|CLOUD|ENVOY|NGINX|ORIGINAL|TRAEFIK|VERCEL)_.*)"
 )
 
 
@@ -141,6 +140,8 @@ def model_object(model):
     }
     if model.context:
         found |= dict.fromkeys(CONTEXT_NAMES, model.context)
+    if speaks_anthropic(request):
+        found = {**NULLS, **found}
     return found
 
 
@@ -209,7 +210,7 @@ def is_ours(request, settings):
     Where the settings say that there is a proxy, not every proxy says so itself, and the edge's
     secret tells who it is. A proxy that adds the secret adds it to everybody's requests.
     """
-    if not from_here(request) or any(name.startswith(PROXIED) for name in request.environ):
+    if not from_here(request) or any(map(PROXIED.fullmatch, request.environ)):
         return False
     if settings.edge_secret:
         return knows_edge(request.environ, settings)
@@ -241,7 +242,17 @@ def public_address(settings):
     scheme = request.headers.get("X-Forwarded-Proto", request.scheme).split(",")[0].strip()
     if scheme not in ("http", "https"):
         scheme = "http"
-    return f"{scheme}://{request.host}"
+    # Not request.host, which is empty for names with an underscore, as containers have them.
+    host = request.environ.get("HTTP_HOST") or in_url(request.environ)
+    return f"{scheme}://{host.removesuffix(':')}"
+
+
+def in_url(environ):
+    """The address that a request came to, where it doesn't say its host."""
+    name = environ["SERVER_NAME"]
+    if ":" in name:
+        name = f"[{name}]"
+    return f"{name}:{environ['SERVER_PORT']}"
 
 
 def root():

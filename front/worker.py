@@ -15,7 +15,6 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.http.errors import (
     ExpectationFailed,
     ForbiddenProxyRequest,
-    InvalidHTTPVersion,
     LimitRequestHeaders,
     LimitRequestLine,
     ParseException,
@@ -24,7 +23,8 @@ from gunicorn.workers.base_async import AsyncWorker
 from gunicorn.workers.ggevent import GeventWorker
 
 from errors import InternalError, Refusal, SettingsError
-from front.wsgi import BadHost, Response, check_host, environ_of, refuse
+from front.edge import headers_unread
+from front.wsgi import Response, environ_of, host_of, problem_of, refuse
 from tcp import detect_vanished_peer
 
 logger = logging.getLogger("sparks")
@@ -34,10 +34,6 @@ STATUSES = {  # of malformed HTTP; 400 if not here
     LimitRequestHeaders: 431,
     ExpectationFailed: 417,
     ForbiddenProxyRequest: 403,
-}
-PROBLEMS = {  # of malformed HTTP in words; the exception's name if not here
-    BadHost: "its Host header must be one host name or address, with a port perhaps",
-    InvalidHTTPVersion: "its version must be HTTP/1.1 or HTTP/1.0",
 }
 
 
@@ -75,6 +71,7 @@ class Worker(GeventWorker):
     """The one process that serves. What it serves is made by its app's `create()`, an object with
 
     app         the WSGI application
+    settings
     reload()    SIGHUP came: read the settings again
     drain()     the worker is to end: returns when what is open has ended, or its time is over
     abandon()   it ends at once: write down what is open
@@ -106,8 +103,9 @@ class Worker(GeventWorker):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, Arbiter.SIGNALS)  # see Master.spawn_worker
 
     def reload(self):
-        if self.service:  # else it reads the settings yet
-            self.service.reload()
+        while not self.service:  # what is being made may have read the settings already
+            gevent.sleep(LOOK)
+        self.service.reload()
 
     def handle_int(self, sig, frame):
         """Ctrl-C reaches the worker too. The first one is as good as SIGTERM, the second ends all
@@ -158,7 +156,7 @@ class Worker(GeventWorker):
 
     def handle_request(self, listener_name, req, sock, addr):
         """One request. StopIteration ends its connection."""
-        check_host(req)
+        host = host_of(req)
         if req._expected_100_continue:
             sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         response = Response(req, sock)
@@ -167,7 +165,7 @@ class Worker(GeventWorker):
         if not self.alive:
             req.force_close()
         try:
-            environ = environ_of(req, sock, addr, listener_name)
+            environ = environ_of(req, host, sock, addr, listener_name)
             environ["sparks.frame"] = response.frame
             self.respond(environ, response)
         except (gevent.GreenletExit, SystemExit, TimeoutError):
@@ -193,9 +191,9 @@ class Worker(GeventWorker):
         """Answer what never became a request, or a fault of ours. (gunicorn's own way logs the
         address with its query, which can hold secrets.)"""
         if isinstance(exc, ParseException):
-            problem = PROBLEMS.get(type(exc), type(exc).__name__)
             refusal = Refusal(
-                f"this is no valid HTTP request: {problem}", status=STATUSES.get(type(exc), 400)
+                f"this is no valid HTTP request: {problem_of(exc)}",
+                status=STATUSES.get(type(exc), 400),
             )
         else:
             logger.exception("a fault of the gateway")
@@ -204,4 +202,7 @@ class Worker(GeventWorker):
             )
         request_id = secrets.token_hex(16)
         logger.warning("%s: %s", request_id, refusal.message)
-        refuse(client, refusal, request_id)
+        headers = []
+        if self.service:
+            headers = headers_unread(self.service.settings)
+        refuse(client, refusal, request_id, headers)

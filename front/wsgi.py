@@ -10,10 +10,26 @@ import sys
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
+from ipaddress import IPv6Address
 from time import time
 
 from gunicorn import util
-from gunicorn.http.errors import ParseException
+from gunicorn.http.errors import (
+    ChunkMissingTerminator,
+    ExpectationFailed,
+    InvalidChunkExtension,
+    InvalidChunkSize,
+    InvalidHeader,
+    InvalidHeaderName,
+    InvalidHTTPVersion,
+    InvalidRequestLine,
+    InvalidRequestMethod,
+    LimitRequestHeaders,
+    LimitRequestLine,
+    ObsoleteFolding,
+    ParseException,
+    UnsupportedTransferCoding,
+)
 
 from errors import error_body
 from tcp import linger, send_all
@@ -34,21 +50,58 @@ KEEP_ALIVE = "Connection: keep-alive\r\n"
 # Header lines that may be sent: a token, a value without control characters (RFC 9110 5.1, 5.5).
 FIELDS = re.compile(r"(?:[!#-'*+.^-z|~\w-]+: [\t -~\x80-\xff]*\r\n)*", re.ASCII)
 
-HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~-]{1,255})(:(?P<port>\d{0,5}))?", re.ASCII)
+# An address in brackets, or a name: labels of at most 63 characters, and a dot at the end perhaps.
+HOST = re.compile(
+    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?=[^:]{1,255}(?::|\Z))[\w~-]{1,63}(?:\.[\w~-]{1,63})*\.?)"
+    r"(?::(?P<port>\d{0,5}))?",
+    re.ASCII,
+)
+ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")  # a target with the host in it
 
 
 class BadHost(ParseException):
     """A Host header that is none."""
 
 
-def environ_of(request, sock, client, server):
-    """The WSGI environment of gunicorn's Request. `client` and `server`: (host, port, ...)."""
+CHUNKS = "a body in chunks must keep to RFC 9112, 7.1"
+PROBLEMS = {  # of malformed HTTP, in words
+    BadHost: "its Host header must be one host name or address, with a port perhaps",
+    ChunkMissingTerminator: f"a chunk does not end where its size says; {CHUNKS}",
+    ExpectationFailed: "the only expectation that is met is 100-continue",
+    InvalidChunkExtension: f"a chunk's extension is none; {CHUNKS}",
+    InvalidChunkSize: "the size of a chunk must be at most 16 hexadecimal digits, in a line that "
+    f"ends with CRLF; {CHUNKS}",
+    InvalidHeader: "a header, or a trailer, is malformed, contradicts another or came twice",
+    InvalidHeaderName: "the name of a header, or of a trailer, is none or may not stand there",
+    InvalidHTTPVersion: "its version must be HTTP/1.1 or HTTP/1.0",
+    InvalidRequestLine: "its first line must be a method, an address and a version",
+    InvalidRequestMethod: "its method is none",
+    LimitRequestHeaders: "its headers, or its trailers, are too many or too long",
+    LimitRequestLine: "its first line is too long; send parameters in the body",
+    ObsoleteFolding: "a header goes over several lines",
+    UnsupportedTransferCoding: "the only Transfer-Encoding that is known here is chunked",
+}
+
+
+def problem_of(error):
+    """What is wrong with malformed HTTP, in words. `error`: gunicorn's ParseException."""
+    return PROBLEMS.get(type(error), type(error).__name__)
+
+
+def environ_of(request, host, sock, client, server):
+    """The WSGI environment of gunicorn's Request.
+
+    host            as host_of gives it
+    client, server  (host, port, ...)
+    """
     headers = {}
     for name, value in request.headers:
         name = "HTTP_" + name.replace("-", "_")  # gunicorn refuses names that have "_" already
         if name in headers:
             value = f"{headers[name]},{value}"
         headers[name] = value
+    if host:
+        headers["HTTP_HOST"] = host
     return {
         **CONSTANT,
         **headers,
@@ -67,15 +120,31 @@ def environ_of(request, sock, client, server):
     }
 
 
-def check_host(request):
-    """Raises BadHost where a request does not say its host (RFC 9112 3.2), or says anything beside
-    it: it becomes part of addresses that others are shown."""
+def host_of(request):
+    """What a request says that its host is, perhaps with a port; None in HTTP/1.0, which need not
+    say it. A whole address as its target goes before the header (RFC 9112 3.2.2).
+
+    Raises BadHost where it says none (RFC 9112 3.2), or anything beside it: it becomes part of
+    addresses that others are shown.
+    """
     given = [value for name, value in request.headers if name == "HOST"]
-    if not given and request.version <= (1, 0):
-        return
-    found = HOST.fullmatch("".join(given))
+    if given or request.version > (1, 0):
+        check_host("".join(given))
+    if target := ABSOLUTE.match(request.uri):
+        given = [target[1]]
+        check_host(target[1])
+    return given[0] if given else None
+
+
+def check_host(text):
+    found = HOST.fullmatch(text)
     if not found or int(found["port"] or 0) > 65535:
         raise BadHost
+    if found["ipv6"]:
+        try:
+            IPv6Address(found["ipv6"])
+        except ValueError:
+            raise BadHost from None
 
 
 def protocol(request):
@@ -151,9 +220,12 @@ def server_fields(second):
     return f"Server: sparks\r\nDate: {formatdate(second, usegmt=True)}\r\n"
 
 
-def refuse(sock, refusal, request_id):
-    """Answer what never became a request, and let go of the connection."""
-    body = json.dumps(error_body(refusal)).encode()
+def refuse(sock, refusal, request_id, headers=()):
+    """Answer what never became a request, and let go of the connection. Whose client it is cannot
+    be told: the body has OpenAI's shape and Anthropic's at once. `headers`: further ones, as
+    pairs."""
+    body = {"type": "error", **error_body(refusal), "request_id": request_id}
+    body = json.dumps(body).encode()
     head = (
         f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n"
         f"Connection: close\r\n"
@@ -161,10 +233,11 @@ def refuse(sock, refusal, request_id):
         f"Cache-Control: no-store\r\n"
         f"x-request-id: {request_id}\r\n"
         f"request-id: {request_id}\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
+        f"Content-Length: {len(body)}\r\n"
     )
+    head += "".join([f"{name}: {value}\r\n" for name, value in headers])
     try:
-        util.write_nonblock(sock, head.encode() + body)
+        util.write_nonblock(sock, f"{head}\r\n".encode() + body)
     except OSError:
         return
     linger(sock)

@@ -3,11 +3,18 @@ is checked against its types."""
 import asyncio
 import json
 import os
+import re
 
 import anthropic
 import pydantic
 import pytest
-from anthropic.types import Message, MessageTokensCount, ModelInfo, RawMessageStreamEvent
+from anthropic.types import (
+    ErrorResponse,
+    Message,
+    MessageTokensCount,
+    ModelInfo,
+    RawMessageStreamEvent,
+)
 
 from support.engine import (
     Close,
@@ -72,7 +79,7 @@ def test_message(shared, client, make):
     strict(Message, json.loads(raw.text()))
 
 
-NOT_ALWAYS = {"caller", "toolset_name", "parsed_output"}           # not nullable, not always there, or the helper's own
+NOT_ALWAYS = {"toolset_name", "parsed_output"}                      # of tools that come in sets, or the helper's own
 
 
 def absent(value):
@@ -101,7 +108,7 @@ def test_every_nullable_field_is_there(shared, client, cached):
     assert absent(message) == []
     shared.engine.play(Json(completion("Well")))        # and back: what an SDK gives is what it sends
     assert client.messages.create(**asked(messages=[*HELLO, {"role": "assistant", "content": [
-        block.model_dump() for block in message.content if block.type == "text"]}, *HELLO])).content[0].text == "Well"
+        block.model_dump() for block in message.content]}, user(result(message.content[-1].id, "19"))])).content[0].text == "Well"
 
 
 def test_tools_and_their_results(shared, client):
@@ -213,7 +220,15 @@ def test_models(shared, client):
     assert [(model.id, model.type, model.display_name, model.max_input_tokens) for model in models] == [(MODEL, "model", MODEL,
         850_000)]
     assert client.models.retrieve(MODEL).created_at == models[0].created_at and isinstance(models[0], ModelInfo)
+    assert absent(models) == [] and absent(client.models.retrieve(MODEL)) == []
+    assert not {"capabilities", "max_tokens"} & shared.client().get("/v1/models").json()["data"][0].keys()       # OpenAI's has no such fields
     assert models[0].created_at.year == 1970 and client.models.retrieve("claude-haiku-4-5").id == MODEL
+
+
+def whole(error):
+    """Whether an error has all that it should, by the SDK's types: the id is in the body and in the headers."""
+    strict(ErrorResponse, error.body)
+    return re.fullmatch("[0-9a-f]{32}", error.body["request_id"]) and error.request_id == error.body["request_id"]
 
 
 @pytest.mark.parametrize("fields, kind, word", [
@@ -223,7 +238,7 @@ def test_models(shared, client):
 def test_mistakes(client, fields, kind, word, streams):
     with pytest.raises(kind) as caught:
         client.messages.create(**asked(stream=streams, **fields))
-    assert word in caught.value.message and caught.value.request_id
+    assert word in caught.value.message and whole(caught.value)
     assert caught.value.body["error"]["type"] == caught.value.type
 
 
@@ -232,7 +247,7 @@ def test_wrong_key_is_not_tried_again(shared):
     with (anthropic.Anthropic(base_url=shared.url, api_key="sk-sparks-wrong", max_retries=3) as client,
           pytest.raises(anthropic.AuthenticationError) as caught):
         client.messages.create(**asked())
-    assert caught.value.type == "authentication_error" and shared.gateway.log.count("status=401") == before + 1
+    assert caught.value.type == "authentication_error" and whole(caught.value) and shared.gateway.log.count("status=401") == before + 1
 
 
 @pytest.mark.parametrize("answer, kind, type", [
@@ -243,7 +258,35 @@ def test_refusals_of_the_engine(shared, client, answer, kind, type):
     shared.engine.play(answer)
     with pytest.raises(kind) as caught:
         client.messages.create(**asked(stream=True))
-    assert caught.value.type == type
+    assert caught.value.type == type and whole(caught.value)
+
+
+def test_refusals_before_a_request_is_one(client):
+    """Nothing but the socket knows of them."""
+    for headers, status in (({"x-large": "a" * 20_000}, 431), ({"expect": "much"}, 417), ({"x-bad": "a\x01b"}, 400)):
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            client.messages.create(**asked(), extra_headers=headers)
+        assert caught.value.status_code == status and caught.value.body["error"]["type"] == caught.value.type == "invalid_request_error"
+        assert caught.value.request_id == caught.value.body["request_id"]
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        client.get("/v1/nothing", cast_to=object)
+    assert whole(caught.value)
+
+
+USAGES = [None, {}, 5, {"prompt_tokens": 7}, {"completion_tokens": 7}, {"prompt_tokens": None, "completion_tokens": "7"}, {"prompt_tokens": -1}]
+
+
+@pytest.mark.parametrize("usage", USAGES, ids=str)
+def test_an_engine_that_counts_nothing(shared, client, usage):
+    """The two figures are numbers all the same."""
+    for thinks in ({}, THINK):
+        shared.engine.play(Json({**completion("Hello"), "usage": usage}))
+        raw = client.messages.with_raw_response.create(**asked(**thinks))
+        message = strict(Message, json.loads(raw.text()))
+        assert absent(raw.parse()) == [] and message.usage.input_tokens >= 0 and message.usage.output_tokens >= 0
+        shared.engine.play(*chat_chunks("Hello", usage=False))
+        with client.messages.stream(**asked(**thinks)) as stream:
+            assert absent(stream.get_final_message()) == []
 
 
 def test_a_busy_engine_is_tried_again(shared):
@@ -257,7 +300,7 @@ def test_failure_in_the_middle(shared, client, ending):
     shared.engine.play(*chat_chunks("Hello there")[:3], *ending)
     with pytest.raises(anthropic.APIStatusError) as caught, client.messages.stream(**asked()) as stream:
         stream.get_final_message()
-    assert caught.value.body["error"]["type"] == "api_error"
+    assert caught.value.body["error"]["type"] == "api_error" and whole(caught.value)
 
 
 def test_client_that_leaves(shared, client):

@@ -616,6 +616,7 @@ def write(answer, thinks=True, named="claude-x"):
     return json.loads(data), usage
 
 
+
 @pytest.mark.parametrize("make", [completion, llama_completion])
 @pytest.mark.parametrize("thinks", [True, False])
 def test_a_plain_answer(make, thinks):
@@ -696,6 +697,7 @@ def test_no_answer(answer):
 def test_hardly_an_answer(answer):
     said, _ = write(answer)
     assert said["content"] == [] and said["id"].startswith("msg_") and not any(said["usage"].values())
+    assert (said["usage"]["input_tokens"], said["usage"]["output_tokens"]) == (0, 0)        # never null, and never absent
 
 
 NOT_WHOLE = [{}, {"choices": [], "usage": 5}, {"choices": [{}]}, {"choices": [{"message": {"content": "a"}}]},

@@ -147,6 +147,7 @@ VALUES = [
     ("cors_origins", " * ", ["*"]),
     ("cors_origins", "https://App.example.net/, http://localhost:3000,null , https://a:443, http://b:80, http://c:443, http://[::1]:5173",
      ["https://app.example.net", "http://localhost:3000", "null", "https://a", "http://b", "http://c:443", "http://[::1]:5173"]),
+    ("cors_origins", "https://a:0443, http://[0:0:0:0:0:0:0:1]:080, http://b:08080", ["https://a", "http://[::1]", "http://b:8080"]),
     ("cors_origins", "chrome-extension://abcdef, app://obsidian.md", ["chrome-extension://abcdef", "app://obsidian.md"]),
     ("max_images", "0", 0),
     ("max_image", "5 MB", 5 << 20),
@@ -212,8 +213,9 @@ OUT_OF_RANGE = [
     ("max_body", "1 TB", 'must be a size such as "100 MB"'),
     ("max_bodies", "plenty", 'must be a size such as "100 MB"'),
     ("image_urls", ",", HOSTS), ("image_urls", "http://pictures.lan", HOSTS), ("image_urls", "a b", HOSTS),
-    *(("cors_origins", text, ORIGINS) for text in (
-        "app.example.net", "https://a/path", "https://*.example.net", "https://a b", "https://me@a", "https://a?b", "https://", "*.net")),
+    *(("cors_origins", f"https://fine.net, {text}", f"{ORIGINS}; {text!r} is none") for text in (
+        "app.example.net", "https://a/path", "https://a//", "https://*.example.net", "https://a b", "https://me@a", "https://a?b", "https://", "*.net",
+        "http://a:0", "http://a:65536", "http://a:", "http://[::1", "http://[:::]", "http://[fe80::1%25lo]", "https://\u00e4.net", "file://", "all")),
     ("image_urls", "*", HOSTS), ("image_urls", "a:port", HOSTS), ("image_urls", "off, a/b", HOSTS),
 ]
 
@@ -257,7 +259,7 @@ WRONG_FILES = [
     ("[models.glm]\nsampling = { top_p = '1' }", 'sparks.toml: models."glm".sampling top_p must be a number from 0 to 1'),
     ("[models.glm]\nsampling = { max_tokens = 0 }",
      f'sparks.toml: models."glm".sampling max_tokens must be a whole number from 1 to {1 << 40}'),
-    ("cors_origins = ['https://a', 1]", f"sparks.toml: cors_origins {ORIGINS}"),
+    ("cors_origins = ['https://a', 1]", f"sparks.toml: cors_origins {ORIGINS}; 1 is none"), ("cors_origins = true", f"sparks.toml: cors_origins {ORIGINS}"),
     ("image_urls = [1]", f"sparks.toml: image_urls {HOSTS}"),
     ("[models.a]\ndefault = true\n[models.b]\ndefault = true", "sparks.toml: only one model can be the default"),
     ('[models.""]', "sparks.toml: a model needs a name"), ('[models." "]', "sparks.toml: a model needs a name"),

@@ -1,16 +1,19 @@
 """What stands before the gateway: browsers, with pages of other origins, and nginx, with the block that sparks.example.toml gives."""
+import json
 import re
 import shutil
 import subprocess
 import time
-from threading import Event
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import Queue
+from threading import Event, Thread
 
 import pytest
 
 from support import ROOT
-from support.engine import Head, Wait, chat_chunks
+from support.engine import Head, Json, Wait, chat_chunks, completion
 from support.gateway import Gateway
-from support.processes import answers, end, free_port, spawn, wait_until
+from support.processes import answers, end, free_port, kill, spawn, wait_until
 
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -67,6 +70,14 @@ def test_preflight(shared, listed, path):
     assert shared.engine.requests == []
 
 
+@pytest.mark.parametrize("asked, answered", [("true", "true"), (None, None), ("1", None), ("false", None)])
+def test_a_page_of_the_internet_and_a_gateway_at_home(listed, asked, answered):
+    """WICG, Private Network Access."""
+    header = {"Access-Control-Request-Private-Network": asked}
+    assert cors(preflight(listed, CHAT, **header)).get("allow-private-network") == answered
+    assert cors(preflight(listed, CHAT, OTHER, **header)) == {}
+
+
 def test_connection_goes_on_after_a_preflight(listed):
     with listed.client().open() as connection:
         for _ in range(2):
@@ -117,6 +128,27 @@ def test_a_page_reads_every_answer(shared, listed, anybody, method, path, body, 
             assert answer.status in (401, 404, 405) and cors(answer)["allow-origin"] == origin
 
 
+UNREAD = [({"X": "a" * 20_000}, "/v1/models", 431), ({}, "/v1/models?" + "a" * 9000, 414), ({"Expect": "x"}, CHAT, 417), ({"Host": "a b"}, CHAT, 400),
+          ({"X Y": "a"}, CHAT, 400), ({"Transfer-Encoding": "x"}, CHAT, 400)]
+
+
+@pytest.mark.parametrize("headers, path, status", UNREAD, ids=str)
+def test_a_page_reads_why_its_request_was_none(shared, listed, anybody, headers, path, status):
+    """Its origin may not have been read: it is told where all or one may be meant."""
+    for front, origin in ((shared.gateway, None), (listed, None), (anybody, "*")):
+        answer = front.client().get(path, {"Origin": PAGE, **headers})
+        assert answer.status == status and cors(answer).get("allow-origin") == origin and answer.json()["error"]["message"]
+        assert ("vary" in answer.headers) == (front is not shared.gateway)
+
+
+def test_the_only_page_reads_why_its_request_was_none(gateway, engine):
+    front = gateway(cors_origins=PAGE)
+    for headers, path, status in UNREAD:
+        answer = front.client().get(path, {"Origin": PAGE, **headers})
+        assert answer.status == status and cors(answer)["allow-origin"] == PAGE
+        assert names(cors(answer)["expose-headers"]) >= READABLE
+
+
 def test_headers_of_limits_are_among_those_that_are_read(listed):
     assert listed.keys("limit", "tester", "--rpm", "1", "--tpm", "1").returncode == 0
     try:
@@ -154,7 +186,14 @@ def test_a_preflight_comes_through_the_edge_as_all_else(gateway, engine):
 
 # ---- /metrics and a proxy
 
-FORWARDED = ["X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host", "Forwarded", "X-Real-IP", "CF-Connecting-IP", "Via", "True-Client-IP"]
+FORWARDED = [
+    "X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host", "X-Forwarded", "Forwarded", "X-Original-Forwarded-For", "X-Vercel-Forwarded-For", "Via",
+    "X-Via", "X-Real-IP", "X-RealIP", "X-Client-IP", "Client-IP", "True-Client-IP", "X-Cluster-Client-IP", "Proxy-Client-IP", "X-Remote-IP",
+    "X-Remote-Addr", "X-Originating-IP", "X-ProxyUser-IP", "X-Azure-ClientIP", "X-Appengine-User-IP", "CF-Connecting-IP", "CF-Ray", "CDN-Loop",
+    "CloudFront-Viewer-Address", "Fastly-Client-IP", "Fly-Client-IP", "Ngrok-Trace-Id", "Tailscale-User-Login", "X-Envoy-External-Address",
+    "X-Amzn-Trace-Id", "X-Amz-Cf-Id", "X-Cloud-Trace-Context", "X-Original-URL", "X-Scheme", "X-Nginx-Proxy", "Proxy-Connection", "Max-Forwards",
+]
+OF_ITS_OWN = ["User-Agent", "Accept", "X-Prometheus-Scrape-Timeout-Seconds", "traceparent", "Cookie", "X-Request-ID", "Referer", "Origin", "Range"]
 
 
 @pytest.mark.parametrize("settings, secret, status", [
@@ -170,9 +209,106 @@ def test_metrics_from_this_machine(gateway, engine, settings, secret, status):
     assert stranger.get("/metrics", edge).status == status
     for header in FORWARDED:                                        # a proxy adds the secret to everybody's requests
         assert stranger.get("/metrics", {**edge, header: "203.0.113.9"}).status == 401
+    for header in OF_ITS_OWN:
+        assert stranger.get("/metrics", {**edge, header: "203.0.113.9"}).status == status
     if status == 401:
         admin = front.keys("add", "boss", "--admin").stdout.strip()
         assert front.client().get("/metrics", edge).status == 403 and front.client(admin).get("/metrics", edge).status == 200
+
+
+# ---- a real browser
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking",
+         "--no-proxy-server"]
+SCRIPT = """<!doctype html><body><script>
+const [gateway, key] = GIVEN
+const body = {messages: [{role: "user", content: "Hello"}]}
+function ask(path, body, credentials = {authorization: "Bearer " + key, "x-stainless-os": "Linux"}) {
+  const json = {"content-type": "application/json", ...credentials}
+  return fetch(gateway + path, body ? {method: "POST", headers: json, body: JSON.stringify(body)} : {headers: credentials})
+}
+const seen = async (answer) => [answer.status, await answer.text(), answer.headers.get("x-request-id")]
+const tries = {
+  models: async () => seen(await ask("/v1/models")),
+  help: async () => seen(await ask("/help?format=json", null, {})),
+  chat: async () => seen(await ask("/v1/chat/completions", body)),
+  messages: async () => seen(await ask("/v1/messages", {...body, max_tokens: 9}, {"x-api-key": key, "anthropic-version": "2023-06-01"})),
+  stream: async () => {
+    const answer = await ask("/v1/chat/completions", {...body, stream: true}), parts = []
+    for (const reader = answer.body.getReader();;) {
+      const {done, value} = await reader.read()
+      if (done) return [answer.status, parts.join(""), answer.headers.get("x-request-id")]
+      parts.push(new TextDecoder().decode(value))
+    }
+  },
+  unknown: async () => seen(await ask("/v1/chat/completions", {...body, model: "nobody"})),
+  keyless: async () => seen(await ask("/v1/chat/completions", body, {})),
+  long: async () => seen(await ask("/v1/models?" + "a".repeat(9000), null, {})),          // without a preflight
+  large: async () => seen(await ask("/v1/models", null, {authorization: "Bearer " + "a".repeat(20000)})),
+  metrics: async () => seen(await ask("/metrics", null, {})),
+}
+async function main() {
+  if (location.hostname != "localhost") {             // inside of it once more, as a page of another origin
+    document.body.appendChild(document.createElement("iframe")).src = `http://localhost:${location.port}/`
+  }
+  const found = {host: location.hostname}
+  for (const name in tries) found[name] = await tries[name]().catch(String)
+  await fetch("/found", {method: "POST", body: JSON.stringify(found)})
+}
+main()
+</script>"""
+
+
+class Pages(BaseHTTPRequestHandler):
+    """Serves the page, and takes what it has found."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(self.server.page.encode())
+
+    def do_POST(self):
+        self.server.found.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def pages():
+    with ThreadingHTTPServer(("127.0.0.1", free_port()), Pages) as server:
+        server.found = Queue()
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.skipif(not BROWSER, reason="Chromium is not installed")
+def test_pages_in_a_real_browser(engine, gateway, pages, tmp_path):
+    front = gateway(cors_origins=f"http://127.0.0.1:{pages.server_port}")
+    engine.always(lambda request: chat_chunks("Hello there") if request.json().get("stream") else [Json(completion("Hello there"))])
+    pages.page = SCRIPT.replace("GIVEN", json.dumps([front.url, front.key]))
+    address = f"http://127.0.0.1:{pages.server_port}/"
+    browser = spawn([BROWSER, *FLAGS, f"--user-data-dir={tmp_path}", address], tmp_path / "browser.log", None)
+    try:
+        found = {page.pop("host"): page for page in (pages.found.get(timeout=40) for _ in range(2))}
+    finally:
+        kill(browser)
+    assert len(found["localhost"]) == 10 and all("TypeError" in said for said in found["localhost"].values())       # it is not listed
+    listed = found["127.0.0.1"]
+    assert "TypeError" in listed.pop("metrics")
+    for name, seen in listed.items():
+        assert len(seen) == 3, (name, seen)
+        status, said, request_id = seen
+        assert status == {"unknown": 404, "keyless": 401, "long": 414, "large": 431}.get(name, 200) and request_id, (name, status)
+        assert name in ("models", "help") or ("error" if status > 200 else "Hello") in said
+    assert listed["stream"][1].endswith("data: [DONE]\n\n")
 
 
 # ---- nginx

@@ -316,7 +316,7 @@ STOPPED = [                                         # heads, and what comes of t
     ({"content_length": 100}, b""), ({"content_length": 100}, b'{"mess'), ({"content_length": 1_000_000}, b"{"),
     ({"transfer_encoding": "chunked"}, b""), ({"transfer_encoding": "chunked"}, b"5\r\n{"),
     ({"transfer_encoding": "chunked"}, b"2\r\n{}\r\n"), ({"transfer_encoding": "chunked"}, b"2\r\n{}\r\n0\r\n"),
-    ({"transfer_encoding": "chunked"}, b"f" * 3), ({"transfer_encoding": "chunked"}, b"2\n{}\n0\n\n"),
+    ({"transfer_encoding": "chunked"}, b"f" * 3), ({"transfer_encoding": "chunked"}, b"2;a=b"),
 ]
 
 
@@ -380,6 +380,8 @@ SIZES = [                                           # what is sent of a body, an
     (b"f" * 17, 400), (b"0" * 16 + b"1\r\n", 400), (b"f" * 8000, 400), (b"2\r\n{}\r\n" + b"1" * 17 + b"\r\n", 400),
     (b"f" * 16 + b"\r\n", 413), (b"ffffffff\r\n", 413), (b"180001\r\n", 413), (b"180001;x=y\r\n", 413),
     (b"2\r\n{}\r\n17ffff\r\n", 413), (b"g\r\n", 400), (b"-1\r\n", 400), (b"0x5\r\n", 400), (b" 5\r\n", 400), (b"\r\n", 400),
+    (b"5\n", 400), (b"5;a=b\n", 400), (b"2\r\n{}\r\n0\n\n", 400), (b"5 \n", 400), (b"5\rx", 400), (b"5 5", 400),     # RFC 9112, 2.2
+    (b"z", 400), (b";a", 400), (b"0x", 400), (b"5;" + b"a" * 20_000, 400), (b"5" + b" " * 20_000, 400),
 ]
 
 
@@ -723,6 +725,8 @@ def test_broken_http(shared, subtests):
 
 
 HOSTS = ["", " ", "me@a", "me:pw@a", "a/b", "a/", "http://a", "a,b", "a, b", "a b", "a;b", "a?b", "a#b", "a\\b", "a:b", "a:80:80", "a:-1", ":80",
+         "a..b", ".a", ".", "a.b..", "a" * 64, "a" * 64 + ".net", ".".join(["a" * 60] * 5), "a%2e", "a+b", "*", "a:\uff11", "\u00e4.net",
+         "[1]", "[:::]", "[12345::]", "[1:2:3:4:5:6:7:8:9]", "[::1.2.3.4.5]", "[fe80::1%lo]", "[fe80::1%25lo]", "[v1.fe]", "[[::1]]", "[::1]:65536",
          "a:65536", "a:999999", "[::1", "::1", "[::1]a", "<script>alert(1)</script>", '"a"', "a%00", "\udce9", "a" * 4000, "[]", "@", "/", "a\tb"]
 
 
@@ -739,10 +743,54 @@ def test_hosts_that_are_none(shared, subtests, target):
     assert said(shared, plain("GET /healthz HTTP/1.0"))[0][0] == 200
 
 
-@pytest.mark.parametrize("host", ["a", "a:80", "a.b-c_d.example.", "127.0.0.1:8080", "[::1]", "[::ffff:127.0.0.1]:65535", "a:"])
+FINE_HOSTS = ["a", "a:80", "a.b-c_d.example.", "127.0.0.1:8080", "[::1]", "[::ffff:127.0.0.1]:65535", "a:", "a" * 63 + ".net", "A.Net:0443",
+              "gateway_1:8080", "_", "a~b", "xn--4ca.net", "[::]:", "[1:2:3:4:5:6:1.2.3.4]:8080"]
+
+
+@pytest.mark.parametrize("host", FINE_HOSTS)
 def test_hosts_that_are_fine(shared, host):
-    answer = shared.client().get("/help", {"host": host})
+    """They are in the addresses that /help shows."""
+    answer = shared.client().get("/help?format=json", {"host": host})
     assert answer.status == 200 and answer.version == "HTTP/1.1"
+    assert answer.json()["base_url"] == f"http://{host.removesuffix(':')}/v1"
+    assert shared.client().post(CHAT, {"messages": MESSAGES}, {"host": host}).status == 200
+
+
+def test_a_whole_address_goes_before_the_header(shared):
+    """RFC 9112, 3.2.2."""
+    for version in ("1.1", "1.0"):
+        (status, body), = said(shared, plain(f"GET http://b_c:99/help?format=json HTTP/{version}", "Host: a"))
+        assert status == 200 and json.loads(body)["base_url"] == "http://b_c:99/v1"
+        for target in ("http://me@b/help", "http:///help", "http://b:65536/help", "http://b,c/help", "http://b%20/help"):
+            (status, body), = said(shared, plain(f"GET {target} HTTP/{version}", "Host: a"))
+            assert status == 400 and "Host header" in json.loads(body)["error"]["message"]
+
+
+UNREAD = [                                          # what never becomes a request, and what its refusal names
+    ("GET /" + "a" * 9000 + " HTTP/1.1", 414, "its first line is too long"), ("GET /help", 400, "a method, an address and a version"),
+    ("get /help HTTP/1.1", 400, "its method"), ("GET /help HTTP/1.1\r\nX: " + "a" * 20_000, 431, "too many or too long"),
+    ("GET /help HTTP/1.1\r\nHost: a\r\nHost: b", 400, "came twice"), ("GET /help HTTP/1.1\r\nX y: a", 400, "the name of a header"),
+    ("GET /help HTTP/1.1\r\nX: a\r\n b", 400, "several lines"), ("GET /help HTTP/1.1\r\nExpect: x", 417, "100-continue"),
+    ("GET /help HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: x", 400, "Transfer-Encoding"),
+]
+
+
+@pytest.mark.parametrize("head, status, words", UNREAD, ids=lambda value: str(value)[:30])
+def test_what_is_no_request_is_told_why(shared, head, status, words):
+    """In the shape of both makers, since nobody knows yet whose client it is."""
+    (found, body), = said(shared, plain(head))
+    body = json.loads(body)
+    assert found == status and words in body["error"]["message"]
+    assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error" and len(body["request_id"]) == 32
+
+
+@pytest.mark.parametrize("coding", ["gzip, chunked", "deflate,chunked", "identity, chunked", "compress, gzip, chunked"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
+def test_codings_that_are_not_taken_off(shared, coding, path):
+    with shared.client(timeout=5).open() as connection:
+        connection.send_head("POST", path, {"transfer-encoding": coding})
+        answer = connection.answer()
+        assert answer.status == 415 and "Transfer-Encoding" in answer.json()["error"]["message"] and connection.ended(5)
 
 
 @pytest.mark.parametrize("version, answered", [("1.0", "HTTP/1.0"), ("1.1", "HTTP/1.1"), ("1.2", "HTTP/1.1"), ("1.9", "HTTP/1.1")])

@@ -6,15 +6,16 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from support import ROOT
 from support.chat import HELLO, PATH
 from support.engine import Hang, chat_chunks
-from support.gateway import Gateway
+from support.gateway import Gateway, started
 from support.observe import worker
-from support.processes import children, clean_environment, wait_until
+from support.processes import WITH_US, children, clean_environment, wait_until
 
 
 def ask(front, **fields):
@@ -79,6 +80,28 @@ def test_ctrl_c_during_the_start_is_quiet(gateway, engine, seconds):
     os.killpg(front.pid, signal.SIGINT)
     assert front.process.wait(30) in (0, -signal.SIGINT)
     assert "KeyboardInterrupt" not in front.log
+
+
+RELOADED = """
+import os, signal, time
+import {module} as module
+def reloaded(*arguments):
+    found = real(*arguments)
+    os.kill(os.getpid(), signal.SIGHUP)
+    time.sleep(0.01)
+    return found
+real, module.{name} = module.{name}, reloaded
+"""
+
+
+@pytest.mark.parametrize("module, name", [("front.lock", "take"), ("front.lock", "pid_file"), ("store.seal", "own_seal")])
+def test_a_reload_during_the_start(engine, stock, tmp_path, module, name):
+    """The first two ended the master; the third was lost, though the worker had read the settings already."""
+    with started(engine, tmp_path, stock, RELOADED.format(module=module, name=name)) as front:
+        if module == "store.seal":
+            wait_until(lambda: "reload: sparks.toml was read" in front.log, 5)
+        os.kill(front.pid, signal.SIGHUP)
+        wait_until(lambda: front.log.count("reload: sparks.toml was read") == 1 + (module == "store.seal"), 5)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -184,3 +207,34 @@ def test_an_address_that_is_none_is_one_line(gateway, engine, host):
     done = sparks(front, bind=f"{host}:8080")
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith(f"sparks: cannot listen on {host}:8080: ") and done.stderr.count("\n") == 1
+
+
+# ---- the tests' own processes
+
+RUN = """
+import sys, time
+from pathlib import Path
+from support.gateway import Gateway
+front = Gateway(Path(sys.argv[1]), sys.argv[2], (Path(sys.argv[3]), "")).wait_alive()
+print(front.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not WITH_US, reason="setpriv is not installed")
+def test_a_gateway_ends_with_the_run_that_started_it(engine, stock, tmp_path):
+    """However the run ends. Others of its tests would use the ports that the gateway still asks."""
+    with subprocess.Popen([sys.executable, "-c", RUN, tmp_path, engine.url, stock[0]], cwd=ROOT / "tests", text=True,
+                          stdout=subprocess.PIPE) as run:
+        pid = int(run.stdout.readline())
+        gateway = [pid, *children(pid)]
+        assert len(gateway) == 2
+        run.kill()
+    wait_until(lambda: not any(map(alive, gateway)), 10)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

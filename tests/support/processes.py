@@ -1,5 +1,6 @@
 """Processes of their own: their environment, their ports, and until when to wait for them."""
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -80,10 +81,16 @@ def answers(url, seconds=1):
         return False
 
 
+# Linux ends the process with us, however we end: a gateway that outlived a killed run would go on asking ports that
+# later runs use. The signal comes when the thread ends that made it, which is pytest's own.
+SETPRIV = shutil.which("setpriv")
+WITH_US = [SETPRIV, "--pdeathsig", "TERM"] if SETPRIV else []
+
+
 def spawn(command, log_file, environment):
-    """A process in a group of its own, what it says going to a file."""
+    """A process in a group of its own, what it says going to a file. It ends with this one."""
     with open(log_file, "ab") as log:
-        return subprocess.Popen([str(part) for part in command], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+        return subprocess.Popen([*WITH_US, *map(str, command)], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
                                 stdout=log, stderr=log, start_new_session=True)
 
 
