@@ -48,7 +48,7 @@ def read(body, fleet):
             return ChatStream(names, usage, n, model.id)
 
     ask = engine_chat(payload, fleet, make_stream)
-    ask.ignored = past.ignored.header
+    ask.left_out = past.ignored
     return ask
 
 

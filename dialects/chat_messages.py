@@ -9,7 +9,7 @@ Source: OpenAI's reference of POST /v1/chat/completions; what vLLM and llama.cpp
 
 from collections import deque
 
-from dialects.engine import fault_of_image
+from dialects.engine import as_earlier, fault_of_image
 from dialects.history import as_content
 from dialects.loose import as_dict, as_list
 from dialects.read import mended
@@ -146,7 +146,8 @@ class Reader:
         if isinstance(part, str):  # not all engines take it
             return {"type": "text", "text": part}
         try:
-            return known_part(part, where)
+            known = known_part(part, where)
+            return known if self.asked else as_earlier(known, where)
         except InvalidRequest:
             if self.asked:
                 raise

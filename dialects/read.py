@@ -67,7 +67,7 @@ def whole(value):
 
 
 def whole_ids(given):
-    """Token ids, a list or a list of lists: the floats in it as the whole numbers they stand for."""
+    """Token ids, a list or a list of lists, in which floats may stand for whole numbers."""
     if list in set(map(type, given)):
         return [whole_numbers(one) if isinstance(one, list) else one for one in given]
     return whole_numbers(given)

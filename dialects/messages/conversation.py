@@ -14,7 +14,7 @@ Source: Anthropic's reference of POST /v1/messages, `messages` and `system`.
 import logging
 import re
 
-from dialects.engine import fault_of_image
+from dialects.engine import as_earlier, fault_of_image
 from dialects.history import as_content, document_texts, type_of
 from dialects.loose import as_dict, as_list
 from dialects.messages import ids
@@ -218,7 +218,8 @@ class Blocks:
         A tool's result is never asked about: the client would send it again each time.
         """
         try:
-            return [image_part(block, where)]
+            image = image_part(block, where)
+            return [image if asked else as_earlier(image, where)]
         except InvalidRequest:
             if asked:
                 raise

@@ -9,7 +9,7 @@ Source: OpenAI's published schema (github.com/openai/openai-openapi), InputItem.
 
 import re
 
-from dialects.engine import fault_of_image
+from dialects.engine import as_earlier, fault_of_image
 from dialects.history import LONGEST, UNTYPED, Past, as_content, in_json
 from dialects.loose import as_dict
 from dialects.read import mended, typed
@@ -178,6 +178,8 @@ class Reader:
         role = item.get("role")
         if not isinstance(role, str) or role not in ROLES:
             raise invalid(f"{where}.role", f"must be one of {', '.join(ROLES)}")
+        if item.get("tool_calls"):  # of chat completions; calls are items of their own
+            self.past.ignored.add(f"{where}.tool_calls", "tool_calls")
         if "content" not in item and self.parts.asked:
             raise invalid(f"{where}.content", "must be a text or a list of parts")
         parts = self.parts.read(item.get("content"), f"{where}.content")
@@ -427,7 +429,8 @@ class Parts:
     def read_image(self, part, where):
         """An image, or None for an earlier one that nobody here can read."""
         try:
-            return image_part(part, where)
+            image = image_part(part, where)
+            return image if self.asked else as_earlier(image, where)
         except InvalidRequest:
             if self.asked:
                 raise
