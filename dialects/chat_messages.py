@@ -4,7 +4,7 @@ What the model has said, what tools have given, and all before it is history: it
 history.py does, so that it never ends a session. So are the ids by which calls and results belong
 together, which some clients lack, and some engines cannot do without.
 
-Source: OpenAI's reference of POST /v1/chat/completions; what vLLM and llama.cpp refuse.
+Source: OpenAI's reference of POST /v1/chat/completions; what engines refuse.
 """
 
 from collections import deque

@@ -135,6 +135,7 @@ class Reader:
             self.read_other(item, kind, where)
 
     def read_known(self, item, kind, where):
+        """Add an item. Raises InvalidRequest where it lacks something."""
         if kind == "message":
             self.read_message(item, where)
         elif kind in TOOL_CALLS:

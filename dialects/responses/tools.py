@@ -105,13 +105,13 @@ class Toolbox:
         if self.once and full_name(name, namespace) in self.names:
             return []
         description = text_of(tool, "description", where)
-        engine_name = self.engine_name(ClientTool(tool["type"], name, namespace))
         if tool["type"] == "custom":
             function = custom_for_engine(tool, where, description)
             repeated = custom_for_client(tool, description)
         else:
             function = function_for_engine(tool, where, description)
             repeated = function_for_client(tool, description)
+        engine_name = self.engine_name(ClientTool(tool["type"], name, namespace))
         self.offered.append({"type": "function", "function": {"name": engine_name, **function}})
         return [{"type": tool["type"], "name": name, **repeated}]
 

@@ -180,13 +180,12 @@ def silent(events, place=4):
 @pytest.fixture(scope="module")
 def house(stock, tmp_path_factory):
     """A gateway that sends empty chunks, but to one of its keys."""
-    with Engine() as engine:
-        with started(engine, tmp_path_factory.mktemp("alive"), stock, keepalive=0.1, max_active=SLOTS,
-                     keepalive_form="chunk") as gateway:
-            gateway.keys_of = {"chunk": gateway.key, "comment": gateway.add_key("commented")}
-            assert gateway.keys("limit", "commented", "--keepalive-form", "comment").returncode == 0
-            gateway.engine = engine
-            yield gateway
+    folder = tmp_path_factory.mktemp("alive")
+    with Engine() as engine, started(engine, folder, stock, keepalive=0.1, max_active=SLOTS, keepalive_form="chunk") as gateway:
+        gateway.keys_of = {"chunk": gateway.key, "comment": gateway.add_key("commented")}
+        assert gateway.keys("limit", "commented", "--keepalive-form", "comment").returncode == 0
+        gateway.engine = engine
+        yield gateway
 
 
 @pytest.fixture
