@@ -172,8 +172,7 @@ class Call:
         """
         if ask.images:
             self.gateway.gate.check(self.key.id, ask.model.lane, self.key.limits, steady_time())
-            found = images.fetch_all(ask.images, self.gateway.settings, self.key.id, self.hold)
-            ask.body = [found[part] if isinstance(part, str) else part for part in ask.body]
+            ask.fill_in(images.fetch_all(ask.images, self.gateway.settings, self.key.id, self.hold))
 
     def hold(self, size):
         """Count bytes that came beside the body.

@@ -315,9 +315,10 @@ class ChatStream:
     def open_choice(self):
         """The index of a choice that may still grow; None after the last finish, which an empty
         chunk would hide from clients that look at the last one."""
-        if not self.choices:
-            return 0
-        return next((at for at, choice in self.choices.items() if not choice.finished), None)
+        if self.finished:
+            return None
+        ended = {at for at, choice in self.choices.items() if choice.finished}
+        return next((at for at in range(self.n or 1) if at not in ended), None)
 
     def empty_choice(self, index):
         return {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}

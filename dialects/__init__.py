@@ -16,6 +16,22 @@ history.py, which reads what has no form here, and sampling.py. The answer's way
 from dataclasses import dataclass, field
 from typing import Any
 
+NO_IMAGE = b'{"type":"text","text":"[image: it could not be fetched]"}'  # a part of a chat
+
+
+class Earlier(str):
+    """The address of an image in the history: where none comes, the request goes without.
+
+    where   the place of its part in the client's request
+    around  the bytes of the part before the address and after it, which follow when it is filled in
+    """
+
+    def __new__(cls, url, where):
+        earlier = super().__new__(cls, url)
+        earlier.where = where
+        earlier.around = (b"", b"")
+        return earlier
+
 
 @dataclass
 class Ask:
@@ -31,7 +47,7 @@ class Ask:
              to know before the engine says it
     unseen   how many images were left out of `count`
     echo     what the answer repeats of the request, as a list of bytes
-    ignored  what was left out of the client's request, in the words of a header; or an empty text
+    left_out history.Ignored: what was left out of the client's request; None: nothing can be
     oddities what is odd about a plain answer, words of stream.py; a stream has its own
     """
 
@@ -43,10 +59,32 @@ class Ask:
     count: list | None = None
     unseen: int = 0
     echo: list = field(default_factory=list)
-    ignored: str = ""
+    left_out: Any = None
     oddities: set = field(default_factory=set)
 
     @property
     def images(self):
         """The addresses of images that are still to be fetched."""
         return [part for part in self.body if isinstance(part, str)]
+
+    def fill_in(self, found):
+        """Put images in.
+
+        found  address -> data URL, as bytes; of those in the history some may be missing
+        """
+        body = []
+        for part in self.body:
+            if not isinstance(part, Earlier):
+                body.append(found[part] if isinstance(part, str) else part)
+            elif part in found:
+                before, after = part.around
+                body += [before, found[part], after]
+            else:
+                self.left_out.add(part.where, "image")
+                body.append(NO_IMAGE)
+        self.body = body
+
+    @property
+    def ignored(self):
+        """What was left out of the client's request, in the words of a header; or an empty text."""
+        return self.left_out.header if self.left_out else ""

@@ -8,7 +8,7 @@ Source: the gateway's specification, pages 2 and 3; OpenAI's reference of POST /
 
 from dialects import Ask, sampling
 from dialects.engine import model_for, written
-from dialects.read import choices_asked, parse, read_stream, typed
+from dialects.read import choices_asked, parse, read_stream, typed, whole_ids
 from errors import InvalidRequest, error_body
 from mending.answer import choices_of, fit_nulls, index_of, read_text, required_choices
 from stream import CompletionStream, chunks_of, data_event
@@ -62,6 +62,7 @@ def read_prompt(payload):
         return 1
     if not isinstance(prompt, list) or not prompt:
         raise InvalidRequest(f"prompt {EXPECTED}, and not empty", "prompt")
+    prompt = payload["prompt"] = whole_ids(prompt)
     if are_tokens(prompt):
         return 1
     for one in prompt:

@@ -14,7 +14,7 @@ from base64 import b64decode, b64encode
 from dialects import Ask
 from dialects.completions import are_tokens
 from dialects.engine import model_for, written
-from dialects.read import parse, typed
+from dialects.read import parse, typed, whole_ids
 from errors import InvalidRequest, UpstreamError, error_body
 from values import dumps
 
@@ -78,6 +78,7 @@ def read_input(payload):
         return 1
     if not isinstance(given, list) or not given:
         raise InvalidRequest(f"input {EXPECTED}", "input")
+    given = payload["input"] = whole_ids(given)
     if are_tokens(given):
         return 1
     types = {type(one) for one in given}

@@ -53,7 +53,7 @@ def read(body, fleet):
         payload["stream"] = True
         ask = engine_chat(payload, fleet, lambda names, model: MessageStream(model_name, thinks))
         with_count(ask, payload)
-    ask.ignored = ignored.header
+    ask.left_out = ignored
     return ask
 
 

@@ -116,7 +116,7 @@ class Responses:
             (lambda names, model: stream) if streams else None,
             response_stream=stream,
         )
-        ask.ignored = ignored.header
+        ask.left_out = ignored
         stream.echo = ask.echo = written_echo({"model": ask.model.id, **echo})
         return ask
 

@@ -46,6 +46,8 @@ def test_prompts():
     prompts = ["a", "", ["a"], [""], ["a", "b"], [1, 2, 3], [0], [[1, 2], [3]], ["a", [1]]]
     assert [payload(prompt=prompt) for prompt in prompts] == [
         {"prompt": prompt, "max_tokens": 16} for prompt in prompts]
+    for floats, prompt in (([1.0, 2], [1, 2]), ([[1.0], [2, 3.0]], [[1], [2, 3]])):
+        assert payload(prompt=floats)["prompt"] == prompt
     assert payload(prompt=None, prompt_embeds="x") == {"prompt": None, "prompt_embeds": "x", "max_tokens": 16}
 
 

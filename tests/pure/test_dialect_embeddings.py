@@ -70,6 +70,7 @@ def test_inputs(subtests):
         with subtests.test(repr(given)[:40]):
             one = read({**HELLO, "input": given})
             assert sent(one)["input"] == given and one.extra["inputs"] == count
+    assert sent(read({**HELLO, "input": [[1.0], [2, 3.0]]}))["input"] == [[1], [2, 3]]
 
 
 NO_INPUTS = [None, [], 1, True, {}, [None], [True], [1.5], [-1], [1, "a"], ["a", 1], [[]], [["a"]],

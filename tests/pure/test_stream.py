@@ -956,6 +956,12 @@ def test_alive_in_chunks_hides_no_finish(finished, index):
         assert events_of(stream.alive())[0]["choices"][0]["index"] == index
 
 
+def test_alive_in_chunks_for_a_choice_that_has_not_begun():
+    stream, _, _ = silent("chat", n=2)
+    stream.feed(ev({"content": "a"}) + ev({}, "stop"))
+    assert events_of(stream.alive())[0]["choices"][0]["index"] == 1
+
+
 def test_fail_is_an_error_event():
     error = UpstreamTimeout("no token for 300 seconds")
     assert ChatStream().fail(error) == sse({"error": {"message": "no token for 300 seconds", "type": "api_error",
