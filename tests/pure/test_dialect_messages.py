@@ -524,7 +524,7 @@ def test_events_as_they_are():
         '"output_tokens_details":null,"server_tool_use":null,"service_tier":null,"speed":null,"input_tokens":7,"output_tokens":0}}}',
         'event: ping\ndata: {"type":"ping"}',
         'event: content_block_start\ndata: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":"",'
-        '"citations":null}}',
+        '"citations":[]}}',
         'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hello"}}',
         'event: content_block_delta\n'
         'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":" there"}}',
@@ -601,7 +601,7 @@ def test_alive():
 
 def answered(words):
     """A block of text as answers have it."""
-    return {**text(words), "citations": None}
+    return {**text(words), "citations": []}
 
 
 def write(answer, thinks=True, named="claude-x"):
