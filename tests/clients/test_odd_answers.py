@@ -234,6 +234,7 @@ CLIENTS = {"Python chat": in_python(chat, openai.OpenAI, "/v1"), "Python respons
            **{f"Node {name}": in_node(name) for name in (
                "chat", "responses", "messages", "vercel openai", "vercel openai, nothing stored", "vercel openai, chat",
                "vercel anthropic", "vercel compatible")}}
+FORGETFUL = ("Node chat", "Node vercel openai", "Node vercel openai, chat")      # they don't send reasoning back, or a reference to it
 SHOWS_NO_REASONING = "Node vercel openai, chat"
 # By the class of the error and of its cause: the SDKs' own for a status, an event that is an error, and an answer cut short.
 ORDINARY = (("APIError", None), ("APIStatusError", None), ("InternalServerError", None), ("OpenAIError", None),
@@ -267,3 +268,33 @@ def test_odd_answers(shared, no_proxy, client, streams):
         made = [one["id"] for message in history for one in message.get("tool_calls") or ()]
         assert made == [message["tool_call_id"] for message in history if message["role"] == "tool"]
     assert results["id of Kimi"][-1]["tool_call_id"] == KIMI
+    thoughts = [message.get("reasoning_content") for message in results["ordinary"] if message["role"] == "assistant"]
+    assert thoughts == [None if client in FORGETFUL else "I look"]
+
+
+# ---- text completions
+
+ENDS = {"stop": "stop", "eos": "stop", "length": "length", "abort": None, "error": None}       # what an engine says: what a client reads
+
+
+def text_of(request):
+    ask = request.json()
+    head, choice = {"id": "cmpl-1", "object": "text_completion", "created": 1}, {"index": 0, "logprobs": None}
+    plain = {**head, "choices": [{**choice, "text": "4", "finish_reason": ask["prompt"]}]}
+    chunks = [{**head, "choices": [{**choice, "text": text, "finish_reason": finish}]} for text, finish in (
+        ("4", None), (None, ask["prompt"]))]
+    return [*map(sse, chunks), DONE] if ask.get("stream") else [Json(plain)]
+
+
+def completions(client, prompt, ran, streams):
+    answer = client.completions.create(model=MODEL, prompt=prompt, stream=streams)
+    choices = [part.choices[0] for part in (answer if streams else [answer])]
+    return "".join(choice.text for choice in choices), None, choices[-1].finish_reason
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["plain", "streamed"])
+@pytest.mark.parametrize("client", [in_python(completions, openai.OpenAI, "/v1"), in_node("completions")], ids=["Python", "Node"])
+def test_ends_of_texts(shared, no_proxy, client, streams):
+    shared.engine.always(text_of)
+    for (said, end), one in zip(ENDS.items(), client(shared, ENDS, streams), strict=True):
+        assert (one["text"], one["end"]) == ("4", end) if end else tuple(one["error"][:2]) in ORDINARY, (said, one)

@@ -735,6 +735,17 @@ def test_every_refusal_in_anthropics_shape(subtests):
             assert permanent == (error.status in (400, 401, 403, 404, 405, 413, 415) or kind is errors.QuotaExceeded)
 
 
+def test_a_thread_is_not_kept():
+    """The SDKs' tool runners begin one, and would then send the last turn alone."""
+    assert read(ask(thread={"type": "create"})).ignored == "thread create"
+    assert read(ask(thread=None)).ignored == ""
+    for dialect in (messages, count):
+        with pytest.raises(errors.NotFound, match="send all messages again") as caught:
+            read(ask(thread={"type": "continue", "previous_message_id": "msg_1"}), dialect)
+        error = json.loads(refusal(caught.value))["error"]
+        assert (error["type"], error["details"]) == ("not_found_error", {"error_code": "thread_not_found"})
+
+
 @pytest.mark.parametrize("status, name", [(529, "overloaded_error"), (418, "invalid_request_error"), (599, "api_error")])
 def test_other_statuses(status, name):
     assert json.loads(refusal(Refusal("x", status=status)))["error"]["type"] == name

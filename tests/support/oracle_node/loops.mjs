@@ -52,6 +52,13 @@ async function responses(prompt, run) {
   }
 }
 
+async function completions(prompt) {
+  const answer = await openai.completions.create({ model, prompt, stream: streamed });
+  let text = "", end;
+  for await (const { choices: [choice] } of streamed ? answer : [answer]) [text, end] = [text + choice.text, choice.finish_reason];
+  return { text, end };
+}
+
 async function messages(prompt, run) {
   const loop = anthropic.beta.messages.toolRunner({
     model, max_tokens: 2000, stream: streamed, messages: [{ role: "user", content: prompt }],
@@ -81,7 +88,7 @@ const settings = { baseURL, apiKey };
 const reasons = { forceReasoning: true, reasoningEffort: "high", reasoningSummary: "auto" };
 const sealed = { ...reasons, store: false, include: ["reasoning.encrypted_content"] };
 const clients = {
-  chat, responses, messages,
+  chat, responses, messages, completions,
   "vercel openai": (prompt, run) => vercel(prompt, run, createOpenAI(settings)(model), { openai: reasons }),
   "vercel openai, nothing stored": (prompt, run) => vercel(prompt, run, createOpenAI(settings)(model), { openai: sealed }),
   "vercel openai, chat": (prompt, run) => vercel(prompt, run, createOpenAI(settings).chat(model)),
