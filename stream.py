@@ -32,6 +32,7 @@ from mending.answer import (
     CALL_TAG,
     CUT,
     choices_of,
+    fit_finish,
     index_of,
     note_end,
     read_message,
@@ -603,10 +604,7 @@ class ChatStream:
             self.early.append({**early, "delta": delta, "finish_reason": None})
             choice["delta"] = {}
             choice["logprobs"] = None
-        cut_short = calls.cut_short and reason not in CUT
-        if cut_short:
-            choice["finish_reason"] = "length"
-        return cut_short or bool(last)
+        return fit_finish(choice, calls) or bool(last)
 
     def counts(self, choice):
         """Whether a choice belongs to the answer."""

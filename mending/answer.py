@@ -46,6 +46,21 @@ def note_end(reason, calls, only_thought, oddities):
         oddities.add(ONLY_REASONING)
 
 
+def fit_finish(choice, calls):
+    """Give a choice that ends, with these ToolCalls, a finish_reason that is true and that clients
+    know: by another one some SDKs run no tool. Returns whether it had another one."""
+    reason = choice.get("finish_reason")
+    if not reason or reason in CUT:
+        return False
+    fitting = reason
+    if calls.cut_short:
+        fitting = "length"
+    elif reason not in FINISHES or reason == "tool_calls" and not calls.begun:
+        fitting = "tool_calls" if calls.begun else "stop"
+    choice["finish_reason"] = fitting
+    return fitting != reason
+
+
 def read_message(choice, completion_id, names, oddities):
     """Mend a choice of a plain completion as a stream does one, in place. Of a whole message more
     is known: each of its tool calls is one of its own, and its thinking may have lost its opening
@@ -77,8 +92,7 @@ def read_message(choice, completion_id, names, oddities):
     texts = (message.get("content"), message.get("refusal"))
     spoke = any(isinstance(text, str) and text.strip() for text in texts)
     note_end(reason, calls, bool("".join(thoughts).strip()) and not spoke, oddities)
-    if calls.cut_short and reason and reason not in CUT:
-        choice["finish_reason"] = "length"
+    fit_finish(choice, calls)
 
 
 def read_text(choice, oddities):
@@ -86,7 +100,9 @@ def read_text(choice, oddities):
     reason = choice.get("finish_reason")
     if reason:
         check_finish(reason)
-    note_end(reason, ToolCalls(oddities, []), False, oddities)
+    calls = ToolCalls(oddities, [])
+    note_end(reason, calls, False, oddities)
+    fit_finish(choice, calls)
     if not isinstance(choice.get("text"), str):
         choice["text"] = ""
 

@@ -19,7 +19,7 @@ from dialects.messages.message import NULLS, content_blocks, message_id, stop_of
 from dialects.messages.tools import read_tools
 from dialects.messages.usage import UNKNOWN, usage_of
 from dialects.read import parse, typed, whole
-from errors import InvalidRequest
+from errors import InvalidRequest, NotFound
 from mending.answer import read_message, required_choices
 from values import as_dict, dumps
 
@@ -36,6 +36,10 @@ PASSED = (
 )
 # `thinking` says that the model shall not think, so these words are not for effort.
 EFFORTS = tuple(word for word in reasoning.WORDS if word not in ("none", "minimal"))
+NO_THREAD = (
+    "thread.previous_message_id: conversations are not kept here; send all messages again, without "
+    'a thread or with {"type": "create"}'
+)
 LARGEST = 1 << 53  # of tokens; beyond it JSON's numbers are not exact
 
 
@@ -98,6 +102,7 @@ def read_prompt(request, fleet, ignored):
     for name in PASSED:
         if request.get(name) is not None:
             payload[name] = request[name]
+    read_thread(request, ignored)
     messages = request.get("messages")
     if messages is None:
         raise InvalidRequest("messages: Field required", "messages")
@@ -106,6 +111,16 @@ def read_prompt(request, fleet, ignored):
     payload["messages"] = read_conversation(request.get("system"), messages, model.effort, past)
     read_tools(request, payload, model.effort, ignored)
     return payload, model, read_thinking(request, payload, model)
+
+
+def read_thread(request, ignored):
+    """Look whether a conversation is meant that the server keeps, of which `messages` has only the
+    end. None is kept; Anthropic's SDKs send all of it again when they hear that."""
+    thread = as_dict(request.get("thread"))
+    if thread.get("type") == "continue":
+        raise NotFound(NO_THREAD, "thread", code="thread_not_found")
+    if thread:
+        ignored.add("thread", thread.get("type"))
 
 
 def read_thinking(request, payload, model):

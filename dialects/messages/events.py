@@ -27,7 +27,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 EMPTY_BLOCKS = {
     "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
-    "text": {"type": "text", "text": "", "citations": None},
+    "text": {"type": "text", "text": "", "citations": []},
 }
 DELTAS = {
     "reasoning": b'{"type":"thinking_delta","thinking":"',
@@ -207,7 +207,7 @@ class MessageStream(PieceStream):
             "stop_reason": None,
             "stop_sequence": None,
             **NULLS,
-            "usage": {**UNKNOWN, "input_tokens": self.prompt_tokens or 0, "output_tokens": 0},
+            "usage": {**UNKNOWN, "input_tokens": self.prompt_tokens or 0},
         }
         return event("message_start", message=message) + PING
 

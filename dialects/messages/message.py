@@ -63,7 +63,7 @@ def content_blocks(message, thinks, finish):
     elif thinking:
         logger.info("thinking was off; %d characters of it were left out", len(thinking))
     if text.strip():
-        blocks.append({"type": "text", "text": text, "citations": None})
+        blocks.append({"type": "text", "text": text, "citations": []})
     return blocks + [tool_use_block(tool_call) for tool_call in tool_calls]
 
 

@@ -5,20 +5,24 @@ Source: Anthropic's reference of POST /v1/messages, `usage`.
 
 from values import as_dict, figure
 
-# What the reference always has, and has as null where nothing is known: of a message's usage, and
-# of a message_delta's.
-UNKNOWN = dict.fromkeys(
-    (
-        "cache_creation",
-        "cache_creation_input_tokens",
-        "cache_read_input_tokens",
-        "inference_geo",
-        "output_tokens_details",
-        "server_tool_use",
-        "service_tier",
-        "speed",
-    )
-)
+# What the reference always has, and has as null where nothing is known: of a message's usage, in
+# which two figures are never null, and of a message_delta's.
+UNKNOWN = {
+    **dict.fromkeys(
+        (
+            "cache_creation",
+            "cache_creation_input_tokens",
+            "cache_read_input_tokens",
+            "inference_geo",
+            "output_tokens_details",
+            "server_tool_use",
+            "service_tier",
+            "speed",
+        )
+    ),
+    "input_tokens": 0,
+    "output_tokens": 0,
+}
 UNKNOWN_IN_DELTA = dict.fromkeys(
     (
         "input_tokens",

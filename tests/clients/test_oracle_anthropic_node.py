@@ -64,7 +64,15 @@ def test_runner_sends_the_results_back(shared, ask):
     shared.engine.play(Json(completion("It is sunny.")))
     found = node_result(ask("runner"))
     assert found["message"]["content"][0]["text"] == "It is sunny." and found["ran"] == [{"city": "Paris"}]
-    assert shared.engine.wait_for(2)[1].json()["messages"][-1]["content"] == "sunny in Paris"
+    sent = shared.engine.wait_for(2)[1].json()["messages"]
+    assert [message["role"] for message in sent] == ["user", "assistant", "tool"] and sent[-1]["content"] == "sunny in Paris"
+
+
+def test_a_thread(shared, ask):
+    """It sends the end of the conversation alone, until it hears that the rest is not kept."""
+    assert node_result(ask("thread", system="Be brief.")) == {"texts": ["Hello there"] * 3}
+    sent = [[message["role"] for message in request.json()["messages"]] for request in shared.engine.requests]
+    assert sent == [["system", "user", *["assistant", "user"] * turn] for turn in range(3)]
 
 
 def test_count_and_models(ask):

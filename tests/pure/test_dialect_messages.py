@@ -525,7 +525,7 @@ def test_events_as_they_are():
         '"output_tokens_details":null,"server_tool_use":null,"service_tier":null,"speed":null,"input_tokens":7,"output_tokens":0}}}',
         'event: ping\ndata: {"type":"ping"}',
         'event: content_block_start\ndata: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":"",'
-        '"citations":null}}',
+        '"citations":[]}}',
         'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hello"}}',
         'event: content_block_delta\n'
         'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":" there"}}',
@@ -602,7 +602,7 @@ def test_alive():
 
 def answered(words):
     """A block of text as answers have it."""
-    return {**text(words), "citations": None}
+    return {**text(words), "citations": []}
 
 
 def write(answer, thinks=True, named="claude-x"):
@@ -736,6 +736,17 @@ def test_every_refusal_in_anthropics_shape(subtests):
                 "type": NAMES.get(error.status, "invalid_request_error"), "message": "what is wrong"}, "request_id": None}
             permanent = error.headers.get("x-should-retry") == "false"
             assert permanent == (error.status in (400, 401, 403, 404, 405, 413, 415, 426) or kind is errors.QuotaExceeded)
+
+
+def test_a_thread_is_not_kept():
+    """The SDKs' tool runners begin one, and would then send the last turn alone."""
+    assert read(ask(thread={"type": "create"})).ignored == "thread create"
+    assert read(ask(thread=None)).ignored == ""
+    for dialect in (messages, count):
+        with pytest.raises(errors.NotFound, match="send all messages again") as caught:
+            read(ask(thread={"type": "continue", "previous_message_id": "msg_1"}), dialect)
+        error = json.loads(refusal(caught.value))["error"]
+        assert (error["type"], error["details"]) == ("not_found_error", {"error_code": "thread_not_found"})
 
 
 @pytest.mark.parametrize("status, name", [(529, "overloaded_error"), (418, "invalid_request_error"), (599, "api_error")])

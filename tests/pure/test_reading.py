@@ -318,6 +318,27 @@ def test_oddities(subtests):
                 assert odd == {kind}, way
 
 
+CALL, HALF = ({"tool_calls": [{"index": 0, **call_of("f", "A", arguments)}]} for arguments in ("{}", '{"a'))
+FINISHES = [({"content": "a"}, "eos", "stop"), ({"content": "a"}, 5, "stop"), ({"content": "a"}, "tool_calls", "stop"),
+            (CALL, "eos", "tool_calls"), (CALL, "stop", "stop"), (HALF, "eos", "length"), (HALF, "content_filter", "content_filter")]
+
+
+@pytest.mark.parametrize("message, finish, fitting", FINISHES)
+def test_a_finish_that_clients_know(message, finish, fitting):
+    """The AI SDK runs no tool by another one; a client in Rust or Go may not even read it."""
+    found = every_way(whole_of(finish, **message), streamed_of(message, finish=finish), lambda data: [data])
+    assert {said[3] for (dialect, _), (said, _) in found.items() if dialect == "chat"} == {fitting}
+
+
+def test_a_finish_of_a_text_that_clients_know():
+    plain = {"id": "c1", "choices": [{"index": 0, "text": "Hello", "finish_reason": "eos"}]}
+    one = completions.read(b'{"prompt": "a", "stream": true}', Fleet()).stream
+    written = events_in(one.feed(sse(plain) + stream.DONE) + one.end())
+    one = completions.read(b'{"prompt": "a"}', Fleet())
+    for said in (*written, json.loads(completions.write(plain, one)[0])):
+        assert said["choices"][0]["finish_reason"] == "stop"
+
+
 def test_a_tag_in_reasoning_may_come_in_pieces():
     one = asked("chat", streams=True)[1].stream
     for event in streamed_of(*({"reasoning": part} for part in ("a", "<tool", "_call", ">", "b")), {"content": "c"}).split(b"\n\n"):

@@ -50,7 +50,7 @@ def test_plain(shared):
     shared.engine.play(Json(completion("Hello there", cached=8)))
     answer = post(shared, model="claude-sonnet-4-6")
     value = answer.json()
-    assert value["content"] == [{"type": "text", "text": "Hello there", "citations": None}] and value["model"] == "claude-sonnet-4-6"
+    assert value["content"] == [{"type": "text", "text": "Hello there", "citations": []}] and value["model"] == "claude-sonnet-4-6"
     assert value["usage"]["input_tokens"] == 7 and value["usage"]["cache_read_input_tokens"] == 8
     assert answer.headers["request-id"] and answer.headers["content-type"] == "application/json"
     sent = shared.engine.requests[-1]
