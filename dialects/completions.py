@@ -86,8 +86,7 @@ def write(answer, ask):
     for choice in required_choices(answer):
         choice.setdefault("logprobs", None)
         read_text(choice, ask.oddities)
-    if "model" in answer:
-        answer["model"] = ask.model.id
+    answer["model"] = ask.model.id
     usage = answer.get("usage")
     if isinstance(usage, dict):  # some engines' nulls in it OpenAI's schema forbids
         usage = {name: value for name, value in usage.items() if value is not None}
