@@ -54,7 +54,7 @@ def read_message(choice, completion_id, names, oddities):
     """
     reason = choice.get("finish_reason")
     check_finish(reason)
-    message = object_in(choice, "message")
+    message = choice["message"] = object_in(choice, "message")
     join_parts(message)
     content = message.get("content")
     thought = ""

@@ -281,14 +281,8 @@ def a_choice(index, data):
     return present(index=index, message=message, finish_reason=finish), choices
 
 
-@st.composite
-def answers(draw):
-    """(a whole completion, the bytes of a stream of the same)"""
-    data = draw(st.data())
-    n = draw(st.sampled_from([1, 1, 1, 2]))
-    head = {"id": "c1", "created": 1, "model": "/srv/model.gguf", **draw(st.sampled_from([{}, {"x": {"y": 1}}]))}
-    whole_choices, streams = zip(*(a_choice(index, data) for index in range(n)))
-    chunks = [{**head, "choices": [one]} for stream_ in streams for one in stream_]
+def in_events(head, chunks, draw):
+    """The bytes of a stream of these chunks, with the usage where engines have it."""
     where = draw(st.sampled_from(["alone", "with the finish", "twice", "null first"]))
     if where == "with the finish":
         chunks[-1]["usage"] = USAGE
@@ -300,13 +294,25 @@ def answers(draw):
         chunks = [{"usage": None, **chunk} for chunk in chunks]
     if draw(st.booleans()):
         chunks.insert(0, {**head, "choices": []})
-    line, data_ = draw(st.sampled_from([("\n", "data: "), ("\r\n", "data:"), ("\r", "data: ")]))
-    between = draw(st.sampled_from(["", f": hello{line}{line}", f"event: message{line}"]))
-    events = "".join(f"{between}{data_}{json.dumps(chunk)}{line}{line}" for chunk in chunks) + f"data: [DONE]{line}{line}"
-    return {**head, "object": "chat.completion", "usage": USAGE, "choices": list(whole_choices)}, events.encode(), n
+    end, field = draw(st.sampled_from([("\n", "data: "), ("\r\n", "data:"), ("\r", "data: ")]))
+    between = draw(st.sampled_from(["", f": hello{end}{end}", f"event: message{end}"]))
+    ascii_only = draw(st.booleans())
+    blocks = [f"{between}{field}{json.dumps(chunk, ensure_ascii=ascii_only)}{end}{end}" for chunk in chunks]
+    return "".join([*blocks, f"data: [DONE]{end}{end}"]).encode("utf-8", "backslashreplace")
 
 
-@hypothesis.given(answers(), st.data())
+@st.composite
+def answers(draw, a_choice):
+    """(a whole completion, the bytes of a stream of the same, how many choices they have)"""
+    data = draw(st.data())
+    n = draw(st.sampled_from([1, 1, 1, 2]))
+    head = {"id": "c1", "created": 1, "model": "/srv/model.gguf", **draw(st.sampled_from([{}, {"x": {"y": 1}}]))}
+    choices, streams = zip(*(a_choice(index, data) for index in range(n)), strict=True)
+    chunks = [{**head, "choices": [one]} for stream_ in streams for one in stream_]
+    return {**head, "usage": USAGE, "choices": list(choices)}, in_events(head, chunks, draw), n
+
+
+@hypothesis.given(answers(a_choice), st.data())
 def test_an_answer_is_read_once(answer, data):
     whole, events, n = answer
     found = every_way(whole, events, lambda data_: pieces(data_, data.draw(cuts(data_))), n)
@@ -316,6 +322,49 @@ def test_an_answer_is_read_once(answer, data):
         assert odd == plain[1] or isinstance(said, str), (name, at, way)
         if not at:
             assert common(said) == common(found["chat", 0, "plain"][0]), (name, way)
+
+
+def a_text(index, data):
+    """As a_choice, of a text completion."""
+    text, finish = data.draw(st.one_of(WORDS, st.none(), st.just("absent"))), data.draw(FINISHES)
+    choices = [{"index": index, "finish_reason": data.draw(st.sampled_from([None, ""])), **piece} for piece in words_in("text", text, data)]
+    last = present(index=index, text="", finish_reason=finish)
+    if choices and data.draw(st.booleans()):
+        last = present(**{**choices.pop(), "finish_reason": finish})
+    choices.append(last)
+    if data.draw(st.booleans()) and finish not in (None, "", "absent"):
+        choices.append({"index": index, "text": "b", "finish_reason": data.draw(st.sampled_from([None, "stop"]))})
+    return present(index=index, text=text, finish_reason=finish), choices
+
+
+def text_said(answer):
+    return answer["model"], [(same_text(choice["text"]), choice["finish_reason"]) for choice in answer["choices"]], answer["usage"]
+
+
+def text_streamed(out):
+    choices, last = {}, {}
+    for event in events_in(out):
+        last |= {"model": event["model"], **({"usage": event["usage"]} if event.get("usage") else {})}
+        for choice in event["choices"]:
+            whole = choices.setdefault(choice["index"], {"text": "", "finish_reason": None})
+            assert not whole["finish_reason"]
+            whole |= {"text": whole["text"] + choice["text"], "finish_reason": choice.get("finish_reason")}
+    return text_said({**last, "choices": list(choices.values())})
+
+
+@hypothesis.given(answers(a_text), st.data())
+def test_a_text_is_read_once(answer, data):
+    whole, events, n = answer
+    found = []
+    for given in (whole, events):
+        one = completions.read(json.dumps({"prompt": "a", "n": n}).encode(), Fleet())
+        found.append((attempted(lambda: text_said(json.loads(completions.write(json.loads(json.dumps(given))
+                      if given is whole else given, one)[0]))), one.oddities))
+    for given in (whole, events):
+        one = completions.read(json.dumps({"prompt": "a", "n": n, "stream": True, "stream_options": {"include_usage": True}}).encode(), Fleet()).stream
+        out = one.feed_plain(json.loads(json.dumps(whole))) if given is whole else b"".join(map(one.feed, pieces(events, data.draw(cuts(events)))))
+        found.append((attempted(lambda: text_streamed(out + one.end())), one.oddities))
+    assert all(said == found[0][0] and (odd == found[0][1] or isinstance(said, str)) for said, odd in found), found
 
 
 # ---- one by one
@@ -428,16 +477,16 @@ def test_a_tag_in_reasoning_may_come_in_pieces():
     assert one.oddities == {CALL_IN_REASONING}
 
 
-@pytest.mark.parametrize("ident", ["functions.get_weather:0", "a b", "é", "toolu_64_x", "\ud83d", "a" * 500 + "!"])
+@pytest.mark.parametrize("ident", ["functions.get_weather:0", "a b", "é", "toolu_64_x", "\ud83d", "a" * 500 + "!", "é" * 3000, "toolu_64_",
+                                   "toolu_64_" + "A" * 500, ids.for_client("é"), "\x00\n"])
 def test_an_id_fits_and_leads_back(ident):
     made = ids.for_client(ident)
     assert ids.FITS.fullmatch(made) and ids.for_engine(made) == ident
     history = [{"role": "assistant", "content": [{"type": "tool_use", "id": made, "name": "f", "input": {}}]},
                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": made, "content": "a"}]}]
-    if ident.isascii():
-        one = messages.read(json.dumps({"messages": history, "max_tokens": 5}).encode(), Fleet())
-        sent = json.loads(b"".join(one.body))["messages"]
-        assert (sent[0]["tool_calls"][0]["id"], sent[1]["tool_call_id"]) == (ident, ident)
+    one = messages.read(json.dumps({"messages": history, "max_tokens": 5}).encode(), Fleet())
+    sent = json.loads(b"".join(one.body))["messages"]
+    assert (sent[0]["tool_calls"][0]["id"], sent[1]["tool_call_id"]) == (ident, ident)
 
 
 @pytest.mark.parametrize("ident", ["toolu_01", "call_abc", "toolu_64_!", "toolu_64_", "A.b"])
