@@ -126,7 +126,7 @@ class ToolCall:
             return False
         if self.index is not None and self.first is None and name != self.name:
             return True
-        return self.whole and bool(text.strip())
+        return self.whole and text.lstrip().startswith("{")
 
     @property
     def cut_short(self):
@@ -247,7 +247,8 @@ class ToolCalls:
             call = self.by_index.get(engine_index)
             if call is None or call.is_followed(name, text):
                 return None
-            return None if engine_id and name and (call.id or call.arguments) else call
+            new_id = engine_id is not None and engine_id not in self.by_id
+            return None if new_id and name and (call.id or call.arguments) else call
         if not self.calls or name and (engine_id or self.calls[-1].name):
             return None
         return self.calls[-1]

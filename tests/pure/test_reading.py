@@ -226,7 +226,7 @@ def deltas_of(calls, data):
             continue
         named = call_of(name, ident, "absent")
         parts = pieces(arguments, data.draw(cuts(arguments))) if arguments else [""]
-        way = data.draw(st.sampled_from(["whole", "two", "after", "null", "at once"]))
+        way = data.draw(st.sampled_from(["whole", "two", "after", "null", "at once", "again"]))
         if way == "two" and len(name) > 1:
             yield {"index": index, **named, "function": {"name": name[:2]}}
             yield {"index": index, "function": {"name": name[2:], "arguments": ""}}
@@ -234,6 +234,9 @@ def deltas_of(calls, data):
             yield {"index": index, **named, "function": {"arguments": parts[0]}}
             yield {"index": index, "function": {"name": name}}
             parts = parts[1:]
+        elif way == "again" and name and "}{" not in arguments:  # these would be two calls
+            yield from ({"index": index, **call_of(name, ident, part)} for part in parts)
+            continue
         elif way == "at once":
             yield {"index": index, **named, "function": {"name": name, "arguments": parts[0]}}
             parts = parts[1:]
@@ -352,19 +355,32 @@ def text_streamed(out):
     return text_said({**last, "choices": list(choices.values())})
 
 
+def text_ask(n, **fields):
+    return completions.read(json.dumps({"prompt": "a", "n": n, **fields}).encode(), Fleet())
+
+
+def text_written(answer, one):
+    return text_said(json.loads(completions.write(answer, one)[0]))
+
+
+def text_of_stream(out, one):
+    return text_streamed(out + one.end())
+
+
 @hypothesis.given(answers(a_text), st.data())
 def test_a_text_is_read_once(answer, data):
     whole, events, n = answer
     found = []
-    for given in (whole, events):
-        one = completions.read(json.dumps({"prompt": "a", "n": n}).encode(), Fleet())
-        found.append((attempted(lambda: text_said(json.loads(completions.write(json.loads(json.dumps(given))
-                      if given is whole else given, one)[0]))), one.oddities))
-    for given in (whole, events):
-        one = completions.read(json.dumps({"prompt": "a", "n": n, "stream": True, "stream_options": {"include_usage": True}}).encode(), Fleet()).stream
-        out = one.feed_plain(json.loads(json.dumps(whole))) if given is whole else b"".join(map(one.feed, pieces(events, data.draw(cuts(events)))))
-        found.append((attempted(lambda: text_streamed(out + one.end())), one.oddities))
-    assert all(said == found[0][0] and (odd == found[0][1] or isinstance(said, str)) for said, odd in found), found
+    for given in (json.loads(json.dumps(whole)), events):
+        one = text_ask(n)
+        found.append((attempted(text_written, given, one), one.oddities))
+    for way in ("a stream", "a whole one"):
+        one = text_ask(n, stream=True, stream_options={"include_usage": True}).stream
+        cut = pieces(events, data.draw(cuts(events)))
+        out = b"".join(map(one.feed, cut)) if way == "a stream" else one.feed_plain(json.loads(json.dumps(whole)))
+        found.append((attempted(text_of_stream, out, one), one.oddities))
+    said, odd = found[0]
+    assert all(other == said and (isinstance(said, str) or odd == other_odd) for other, other_odd in found), found
 
 
 # ---- one by one
