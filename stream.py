@@ -21,6 +21,7 @@ Source: the WHATWG's event stream grammar; OpenAI's chat completion chunks; what
 """
 
 import re
+from types import NoneType
 
 from engines.failures import from_engine
 from engines.kinds import GIVEN_UP
@@ -34,13 +35,14 @@ from mending.answer import (
     choices_of,
     fit_finish,
     index_of,
+    join_parts,
     note_end,
     read_message,
     read_text,
 )
 from mending.thinking import NAMES, LeakedThinking, overlap, set_reasoning
 from mending.tool_calls import ToolCalls, without
-from values import dumps, is_utf8, loads, object_in, objects_in
+from values import as_id, dumps, is_utf8, loads, object_in, objects_in
 
 DONE = b"data: [DONE]\n\n"
 BOM = b"\xef\xbb\xbf"
@@ -190,6 +192,12 @@ class ChoiceState:
         self.thought = False
         self.spoke = False
 
+    @property
+    def is_silent(self):
+        """Whether nothing has come of it, but white space."""
+        begun = self.thought or self.spoke or self.tool_calls.calls
+        return not begun and self.leak.state == "start"
+
 
 class ChatStream:
     """A chat completion stream on its way from engine to client.
@@ -197,6 +205,27 @@ class ChatStream:
     Most events go through as the bytes they are: only one that must change, or that tells how the
     stream goes on, is parsed.
     """
+
+    # Python finds the fields of an object with more than 30 of them in a slower way, and a dialect
+    # has its own beside these: what every event needs is kept apart.
+    __slots__ = (
+        "choices",
+        "early",
+        "events",
+        "fresh",
+        "held",
+        "n",
+        "names",
+        "oddities",
+        "over",
+        "single",
+        "tag",
+        "template",
+        "thoughts",
+        "tokens",
+        "wants_usage",
+        "__dict__",
+    )
 
     chunk_object = "chat.completion.chunk"  # what a chunk's `object` says
     id_prefix = "chatcmpl-"
@@ -453,7 +482,7 @@ class ChatStream:
             return b""
         if None in mended:
             kept = [choice for choice, how in zip(choices, mended, strict=True) if how is not None]
-            if not kept:
+            if not kept and not (self.finished and chunk.get("usage")):
                 return b""
             chunk["choices"] = kept
             changed = True
@@ -465,13 +494,14 @@ class ChatStream:
 
     def write_mended(self, chunk, data, changed):
         """The client's bytes for a chunk that is mended, or none while it is held back."""
-        fresh = self.fresh[:]
-        self.fresh.clear()
-        if fresh and not any(choice.get("finish_reason") for choice in choices_of(chunk)):
-            self.held = (chunk, data, changed)
-            self.held_calls = fresh
-            self.template = None
-            return b""
+        if self.fresh:
+            fresh = self.fresh[:]
+            self.fresh.clear()
+            if not any(choice.get("finish_reason") for choice in choices_of(chunk)):
+                self.held = (chunk, data, changed)
+                self.held_calls = fresh
+                self.template = None
+                return b""
         early = b""
         if self.early:
             before = {**chunk, "choices": self.early}
@@ -528,13 +558,21 @@ class ChatStream:
     def mend_choice(self, choice, chunk):
         """Mend a choice in place. Returns whether it changed, or None if nothing is left of it."""
         state = self.choice_state(choice)
-        delta = choice.get("delta")
-        changed = not isinstance(delta, dict)
+        if state.finished:  # more of it is none of the answer
+            return None
+        changed = "message" in choice or not isinstance(choice.get("delta"), dict)
         if changed:
-            delta = choice["delta"] = {}
+            self.take_message(choice, state)
+        delta = choice["delta"]
+        if not isinstance(delta.get("content"), (str, NoneType)):
+            changed = join_parts(delta)
         finishes = bool(choice.get("finish_reason"))  # some engines say "" all along
-        had_words = delta.get("content") or delta.get("tool_calls")
         had_call = bool(delta.get("tool_calls"))
+        if had_call and len(delta) == 1 and not finishes and not choice.get("logprobs"):
+            self.tokens += 1  # a piece of a call alone, as most of them come
+            changed = self.mend_calls(delta, state, chunk) or changed
+            return changed if delta else None
+        had_words = had_call or delta.get("content")
         changed = self.mend_text(delta, state, finishes) or changed
         if had_call:
             changed = self.mend_calls(delta, state, chunk) or changed
@@ -547,6 +585,15 @@ class ChatStream:
         if held_back and not (finishes or "role" in delta or choice.get("logprobs")):
             return None
         return changed
+
+    def take_message(self, choice, state):
+        """Give a choice without a delta one. Some engines end with the message instead: that counts
+        where nothing was said, and else says it again."""
+        message = choice.pop("message", None)
+        if not isinstance(choice.get("delta"), dict):
+            choice["delta"] = {}
+            if isinstance(message, dict) and not self.said and state.is_silent:
+                choice["delta"] = self.chunk_of({"message": message})["delta"]
 
     def choice_state(self, choice):
         """The ChoiceState of a choice."""
@@ -570,7 +617,7 @@ class ChatStream:
         """Mend the pieces of tool calls in a delta. Returns whether it changed."""
         given = delta["tool_calls"]
         calls = state.tool_calls
-        completion_id = chunk.get("id") or "0"
+        completion_id = as_id(chunk.get("id")) or "0"
         pieces = [calls.take(piece, completion_id) for piece in objects_in(delta, "tool_calls")]
         mended = [piece for piece in pieces if piece is not None]
         if calls.renamed and self.held is not None:
@@ -586,6 +633,8 @@ class ChatStream:
         """End a choice (a dict, changed in place). Returns whether it changed."""
         reason = choice["finish_reason"]
         state.finished = True
+        self.single = False  # what comes now has to be read
+        self.template = None
         if reason in GIVEN_UP and self.counts(choice):
             self.break_off(UpstreamError(ABANDONED))
             return True
@@ -651,8 +700,10 @@ class CompletionStream(ChatStream):
         return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
 
     def mend_choice(self, choice, chunk):
-        """Mend one choice in place. Returns whether it changed."""
+        """Mend a choice in place. Returns whether it changed, or None if nothing is left of it."""
         state = self.choice_state(choice)
+        if state.finished:
+            return None
         finishes = bool(choice.get("finish_reason"))
         self.tokens += bool(choice.get("text") or finishes)
         changed = not isinstance(choice.get("text"), str)

@@ -107,8 +107,7 @@ def write(answer, ask):
         message = choice.get("message")
         if isinstance(message, dict):
             fit_schema(message)
-    if "model" in answer:
-        answer["model"] = ask.model.id
+    answer["model"] = ask.model.id
     fit_nulls(answer)
     return dumps(answer), answer.get("usage")
 

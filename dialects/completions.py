@@ -87,8 +87,7 @@ def write(answer, ask):
     for choice in required_choices(answer):
         choice.setdefault("logprobs", None)
         read_text(choice, ask.oddities)
-    if "model" in answer:
-        answer["model"] = ask.model.id
+    answer["model"] = ask.model.id
     fit_nulls(answer)
     return dumps(answer), answer.get("usage")
 

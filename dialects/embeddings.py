@@ -102,6 +102,7 @@ def write(answer, ask):
     if not isinstance(usage, dict):
         usage = None
     answer["usage"] = usage or {"prompt_tokens": 0, "total_tokens": 0}
+    answer["model"] = ask.model.id
     return dumps(answer), usage
 
 

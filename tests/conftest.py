@@ -24,9 +24,11 @@ from support.real_engines import install_vllm, serve  # noqa: E402
 
 # ---- options
 
-# The same examples each time; --hypothesis-profile=many tries other ones, and many.
+# The same examples each time; --hypothesis-profile=many tries other ones, and many. What must hold for the odd answers of all
+# engines is worth most, some minutes: ./run.sh test tests/pure/test_reading.py --hypothesis-profile=most
 hypothesis.settings.register_profile("few", deadline=None, derandomize=True, database=None, max_examples=30)
 hypothesis.settings.register_profile("many", deadline=None, database=None, max_examples=1000)
+hypothesis.settings.register_profile("most", deadline=None, database=None, max_examples=10_000)
 hypothesis.settings.load_profile("few")
 
 

@@ -16,12 +16,13 @@ from dialects.messages.conversation import read_conversation
 from dialects.messages.errors import invalid, refusal
 from dialects.messages.events import MessageStream
 from dialects.messages.message import NULLS, content_blocks, message_id, stop_of
+from dialects.messages.tool_calls import whole_call
 from dialects.messages.tools import read_tools
 from dialects.messages.usage import UNKNOWN, usage_of
 from dialects.read import parse, typed, whole
 from errors import InvalidRequest, NotFound
 from mending.answer import read_message, required_choices
-from values import as_dict, dumps
+from values import as_dict, dumps, objects_in
 
 __all__ = ["read", "write", "refusal"]
 
@@ -71,9 +72,9 @@ def write(answer, ask):
     choice = required_choices(answer)[0]
     read_message(choice, answer.get("id"), ("reasoning",), ask.oddities)
     message = as_dict(choice.get("message"))
-    blocks = content_blocks(message, ask.extra["thinks"], choice.get("finish_reason"))
-    calls_tool = any(block["type"] == "tool_use" for block in blocks)
-    reason, sequence = stop_of(choice, calls_tool, bool(message.get("refusal")))
+    tool_calls = [whole_call(piece) for piece in objects_in(message, "tool_calls")]
+    blocks = content_blocks(message, tool_calls, ask.extra["thinks"], choice.get("finish_reason"))
+    reason, sequence = stop_of(choice, tool_calls, bool(message.get("refusal")))
     usage = answer.get("usage")
     said = {
         "id": message_id(answer.get("id")),

@@ -13,9 +13,8 @@ Source: Anthropic's reference of streaming messages, and what its SDKs' accumula
 
 import logging
 
-from dialects.messages import ids
 from dialects.messages.errors import refusal
-from dialects.messages.message import CALLER, NULLS, message_id, stop_of
+from dialects.messages.message import NULLS, message_id, stop_of
 from dialects.messages.tool_calls import ToolCall
 from dialects.messages.usage import UNKNOWN, UNKNOWN_IN_DELTA, usage_of
 from mending.answer import CUT
@@ -132,7 +131,7 @@ class MessageStream(PieceStream):
         """A piece of a tool call."""
         index = piece["index"]
         if index not in self.tool_calls:
-            self.tool_calls[index] = ToolCall()
+            self.tool_calls[index] = ToolCall(piece)
         tool_call = self.tool_calls[index]
         if tool_call is self.open_tool_call:
             tool_call.take(piece)
@@ -146,14 +145,7 @@ class MessageStream(PieceStream):
             self.waiting.append(("tool", piece))
             return b""
         tool_call.take(piece)
-        return self.begin_tool_call(tool_call, piece)
-
-    def begin_tool_call(self, tool_call, piece):
-        """The events of a call's beginning. Its first piece says what it is called."""
-        ident = ids.for_client(piece["id"])
-        name = piece["function"]["name"]
-        block = {"type": "tool_use", "id": ident, "name": name, "input": {}, "caller": CALLER}
-        out = self.begin("tool", block)
+        out = self.begin("tool", tool_call.block)
         tool_call.state = "open"
         self.open_tool_call = tool_call
         return out + self.arguments(tool_call.sayable())
@@ -251,8 +243,8 @@ class MessageStream(PieceStream):
         out = self.start() + self.release() + self.close()
         if self.left_out:
             logger.info("thinking was off; %d tokens of it were left out", self.left_out)
-        called = any(tool_call.state != "waiting" for tool_call in self.tool_calls.values())
-        reason, sequence = stop_of(self.last_choice, called, self.declined)
+        tool_calls = [one for one in self.tool_calls.values() if one.state != "waiting"]
+        reason, sequence = stop_of(self.last_choice, tool_calls, self.declined)
         delta = {
             "stop_reason": reason,
             "stop_sequence": sequence,

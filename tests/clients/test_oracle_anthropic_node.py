@@ -13,6 +13,7 @@ from support.engine import (
     llama_chunks,
     llama_completion,
 )
+from support.message_streams import STREAMS
 from support.messages import COUNTED, MODEL, THINK, TOOLS
 from support.node import node_asker, node_result
 from support.tools import TWO_CALLS, WANTED
@@ -49,6 +50,24 @@ def test_stream_helper(shared, ask, make):
     assert (message["usage"]["input_tokens"], message["usage"]["cache_read_input_tokens"], message["stop_reason"]) == (7, 8,
         "tool_use")
     assert found["requestID"] == shared.engine.requests[-1].header("x-request-id")
+
+
+ODD_ARGUMENTS = ("arguments that go on as no JSON", "arguments that are a list",
+                 "strings with line ends, wrong escapes, halves of characters", "cut amid a call")
+
+
+def test_odd_arguments_read_the_same_plain_and_streamed(shared, ask, subtests):
+    for name in ODD_ARGUMENTS:
+        with subtests.test(name):
+            chunks, _ = STREAMS[name]
+            found = []
+            for way in ("message", "helper"):
+                shared.engine.reset()
+                shared.engine.play(*chunks)
+                said = node_result(ask(way, **STREAM_TOOLS))
+                message = said if way == "message" else said["message"]
+                found.append((calls_of(message), message["stop_reason"]))
+            assert found[0] == found[1]
 
 
 def test_stream(shared, ask):

@@ -167,7 +167,7 @@ def test_an_answer_is_untouched():
 
 
 def test_what_the_sdk_wants():
-    assert written({"choices": [{"index": 0}, None]})[0]["choices"][0] == {"index": 0, "text": "", "logprobs": None}
+    assert written({"choices": [{"index": 0, "finish_reason": "stop"}, None]})[0]["choices"][0] == choice("", "stop")
 
 
 def test_an_answer_without_a_choice_is_none(subtests):

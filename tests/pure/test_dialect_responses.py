@@ -1039,7 +1039,7 @@ def test_what_models_get_wrong_in_it():
 
 OTHER_INPUTS = [
     ('{"patch": "a"}', "a"), ('"a"', "a"), ("plain words", "plain words"), ('{"a": "b", "input": "c"}', "c"), ("", ""),
-    ('{"a": "b", "c": "d"}', '{"a": "b", "c": "d"}'), ('{"input": 5}', '{"input": 5}'), ("[1]", "[1]"), ("{}", "{}"),
+    ('{"a": "b", "c": "d"}', '{"a": "b", "c": "d"}'), ('{"input": 5}', '{"input": 5}'), ("[1]", "[1]"), ("{}", ""),
     ("null", "null")]
 
 
