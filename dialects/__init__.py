@@ -30,9 +30,13 @@ class Ask:
     count    the body of a question how long the prompt is, as a list of bytes; None: nobody needs
              to know before the engine says it
     unseen   how many images were left out of `count`
+    most     how many tokens the answer can have at most, or None
     echo     what the answer repeats of the request, as a list of bytes
     ignored  what was left out of the client's request, in the words of a header; or an empty text
     oddities what is odd about a plain answer, words of stream.py; a stream has its own
+    own_figures
+             what stands in for the figures that a plain answer's engine does not give, in the same
+             names; a stream has its own
     """
 
     path: str | None
@@ -42,9 +46,11 @@ class Ask:
     extra: dict = field(default_factory=dict)
     count: list | None = None
     unseen: int = 0
+    most: int | None = None
     echo: list = field(default_factory=list)
     ignored: str = ""
     oddities: set = field(default_factory=set)
+    own_figures: dict = field(default_factory=dict)
 
     @property
     def images(self):

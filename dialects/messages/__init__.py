@@ -80,7 +80,7 @@ def write(answer, ask):
         "stop_reason": reason,
         "stop_sequence": sequence,
         **NULLS,
-        "usage": {**UNKNOWN, **usage_of(usage)},
+        "usage": {**UNKNOWN, **usage_of(usage, ask.own_figures)},
     }
     return dumps(said), usage
 
