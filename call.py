@@ -263,15 +263,14 @@ class Call:
 
     def hear_out(self):
         """The client has left an answer that was finished; its engine's figures count all the same.
-        Returns whether they have come."""
+        The slot serves others meanwhile."""
         stream = self.ask.stream
-        until = self.finished + pump.AFTERWORD
         attempt(self.unwatch)
         try:
-            pump.hear_out(self.answer, stream, until, lambda: self.tally.is_counted(stream))
+            if not self.tally.is_counted(stream):
+                pump.hear_out(self.answer, stream, self.finished + pump.AFTERWORD)
         except Exception as error:  # also the gateway's own end
             as_refusal(error)
-        return stream.over or self.tally.is_counted(stream)
 
     def settle(self, status, error=None, whole=False):
         """Let go of everything, and write the row. Does nothing the second time.
@@ -383,16 +382,22 @@ class Call:
         )
 
     @property
+    def all_said(self):
+        """Whether the engine's last word has come, so that its connection may serve again."""
+        stream = self.ask and self.ask.stream
+        return bool(self.answer and stream and (stream.over or self.answer.ended))
+
+    @property
     def queued_ms(self):
         return milliseconds(self.entered, self.granted)
 
     def close(self):
         """The response is over, whatever became of it."""
-        whole = False
         try:
-            whole = self.open and self.finished is not None and self.hear_out()
+            if self.open and self.finished:
+                self.hear_out()
         finally:
-            self.settle(LEFT, whole=whole)
+            self.settle(LEFT, whole=self.all_said)
         self.sock.settimeout(None)
         if self.body.breaks:
             self.body.discard()
@@ -473,7 +478,7 @@ def relay(call, ask):
     if fault:
         call.settle(fault.status, fault)
     else:
-        call.settle(200, whole=stream.over or answer.ended)
+        call.settle(200, whole=call.all_said)
     yield last
 
 

@@ -17,8 +17,11 @@ NEAREST = 5
 MOST_TOKENS = 1 << 40  # of one request; more is no figure, and would break the ledger's sums
 MOST_LEARNED = 1 << 24  # where a model has not said how long its context is
 IMAGE = b'"url":"data:'  # in a request to an engine; inside of a text its quotes would be escaped
-LOOKED_AT = 1 << 20  # bytes of a part of a body: a longer one is the inside of a string
-ENDS = 256  # bytes of such a part at its two ends
+LOOKED_AT = 4 << 20  # bytes of a part of a body: a longer one is an image, or too long anyway
+HEAD = 64  # bytes of such a part that say which
+SAMPLE = 1 << 14  # bytes of a text that stand for all of it
+DIGITS = b"0123456789"
+BEYOND_ASCII = bytes(range(128, 256))
 
 
 class Yardstick:
@@ -62,9 +65,9 @@ class Yardstick:
 class Meter:
     """What is known of one model's tokens.
 
-    prompts   by the bytes of a request as its engine gets it, without images
+    prompts   by the weight of a request as its engine gets it, without images
     streams   by the events of an answer: one can hold several tokens
-    texts     by the bytes of what a plain answer says
+    texts     by the weight of what a plain answer says
     times     by the milliseconds that an answer took
     """
 
@@ -84,7 +87,7 @@ class Tally:
     context   how many tokens the model can take, or None
     most      how many the client wants, or None
     counted   its prompt's length where the engine was asked for it, or None
-    said      bytes of a plain answer's words, once it has come; else None
+    said      the weight of a plain answer's words, once it has come; else None
     """
 
     def __init__(self, meter, parts, context=None, most=None):
@@ -211,44 +214,42 @@ def is_final(stream, tokens):
 # ---- lengths
 
 
+def weight_of(text):
+    """The length of a text (bytes), by what tokenizers make of it: a token holds fewer digits than
+    letters, and more of the bytes that characters beyond ASCII consist of."""
+    sample = text[:: 1 + len(text) // SAMPLE]
+    if not sample:
+        return 0
+    digits = len(sample) - len(sample.translate(None, DIGITS))
+    beyond = len(sample) - len(sample.translate(None, BEYOND_ASCII))
+    return round(len(text) * (1 + (digits - beyond / 4) / len(sample)))
+
+
 def size_of(parts):
-    """(bytes without those of images, number of images) of a request to an engine, a list of bytes
+    """(weight without that of images, number of images) of a request to an engine, a list of bytes
     or of what is like them."""
-    ends = []
-    middles = deque()  # of the long parts: (where it would be between the ends, how long it is)
-    at = size = images = 0
-    for part in parts:
-        size += len(part)
-        pieces = [part]
-        if len(part) > LOOKED_AT:
-            pieces = [part[:ENDS], part[-ENDS:]]
-            middles.append((at + ENDS, len(part) - 2 * ENDS))
-        ends += pieces
-        at += sum(map(len, pieces))
-    text = b"".join(ends)
+    text = b"".join(part if len(part) <= LOOKED_AT else part[:HEAD] for part in parts)
+    kept = []
+    at = 0
     begin = text.find(IMAGE)
     while begin >= 0:
-        end = text.find(b'"', begin + len(IMAGE))
-        if end < 0:
-            end = len(text)
-        images += 1
-        size -= end - begin
-        while middles and middles[0][0] < end:
-            middle, length = middles.popleft()
-            if middle > begin:
-                size -= length
-        begin = text.find(IMAGE, end)
-    return size, images
+        kept.append(text[at:begin])
+        at = text.find(b'"', begin + len(IMAGE))
+        if at < 0:
+            at = len(text)
+        begin = text.find(IMAGE, at)
+    kept.append(text[at:])
+    return weight_of(b"".join(kept)), len(kept) - 1
 
 
 def length_of(completion):
-    """How many bytes a whole completion says: texts, thoughts and the arguments of calls."""
-    size = 0
+    """The weight of what a whole completion says: texts, thoughts and the arguments of calls."""
+    found = []
     for choice in objects_in(completion, "choices"):
         message = object_in(choice, "message")
         thoughts = [message[name] for name in NAMES if message.get(name)]
         calls = [object_in(call, "function") for call in objects_in(message, "tool_calls")]
-        texts = [choice.get("text"), message.get("content"), message.get("refusal"), *thoughts[:1]]
-        texts += [function.get("arguments") for function in calls]
-        size += sum(len(text.encode("utf-8", "replace")) for text in texts if isinstance(text, str))
-    return size
+        found += [choice.get("text"), message.get("content"), message.get("refusal")]
+        found += thoughts[:1] + [function.get("arguments") for function in calls]
+    text = "".join(text for text in found if isinstance(text, str))
+    return weight_of(text.encode("utf-8", "replace"))

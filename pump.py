@@ -16,7 +16,7 @@ from errors import ClientGone, UpstreamTimeout
 READABLE = 1  # as the event loop's watchers take it
 WRITABLE = 2
 READ = 65536  # bytes a read
-AFTERWORD = 1.0  # seconds that an engine has for usage and [DONE] after the last finish
+AFTERWORD = 0.9  # seconds that an engine has for usage and [DONE] after the last finish
 SILENCE = 5.0  # the same where more choices could come
 FLUSH = 2.0  # seconds for the rest of a chunk when a stream is ended early
 TICK = 1.0  # seconds between two sweeps, or half a keep-alive if that is less
@@ -270,14 +270,10 @@ def move(*args, **options):
     Pump(*args, **options).move()
 
 
-def hear_out(answer, stream, until, enough):
-    """Read on behind the end of an answer whose client has left, until a moment (monotonic) at
-    most.
-
-    enough  a function: whether all that is wanted of it has come
-    Raises Refusal.
-    """
-    while not stream.over and not enough() and (left := until - monotonic()) > 0:
+def hear_out(answer, stream, until):
+    """Read on behind an answer whose client has left, until a moment (monotonic) at most. Raises
+    Refusal."""
+    while not stream.over and (left := until - monotonic()) > 0:
         data = answer.read(left)
         if not data:
             return
