@@ -467,13 +467,13 @@ def relay(call, ask):
         call.first = monotonic()
         yield b""  # the head; all that follows goes through the pump
         pump.move(answer, stream, call.sock, call.frame, settings, since, events, call.finish)
-        stream.own_figures = call.figures()
+        stream.own_figures = attempt(call.figures) or {}
         last = stream.end()
     except Exception as error:
         fault = as_refusal(error)
         if not begun:
             raise fault from None
-        stream.own_figures = call.figures()
+        stream.own_figures = attempt(call.figures) or {}
         last = stream.fail(fault)
     if fault:
         call.settle(fault.status, fault)
@@ -539,7 +539,7 @@ def answer_whole(call, ask, write):
         if answer.status != 200 or not is_stream(answer, body):
             body = checked(answer, body)
         call.tally.take(body)
-        ask.own_figures = call.figures()
+        ask.own_figures = attempt(call.figures) or {}
         data, call.usage = write(body, ask)
     except Exception as error:
         raise as_refusal(error) from None

@@ -175,7 +175,7 @@ class EventTemplate:
                 and LF not in text
                 and CR not in text
                 and text[-1] != BACKSLASH
-                and is_utf8(text)
+                and (text.isascii() or is_utf8(text))
             ):
                 return text
         return None
