@@ -6,14 +6,16 @@ What the estimates go by is learned, for each model, from answers whose engine d
 
 from collections import deque
 from math import log
+from typing import NamedTuple
 
 from mending.thinking import NAMES
 from values import as_dict, object_in, objects_in
 
 BYTES_A_TOKEN = 4  # until a model has shown how many they are
 IMAGE_TOKENS = 1500  # the length of an image is none of its tokens
-KEPT = 64  # of the latest pairs that a Yardstick goes by
-NEAREST = 5
+KEPT = 64  # lengths that a Yardstick remembers
+NEAREST = 3
+MIX = 20  # of a Length: 1/20 of it makes a text as different as one that is 2.7 times as long
 MOST_TOKENS = 1 << 40  # of one request; more is no figure, and would break the ledger's sums
 MOST_LEARNED = 1 << 24  # where a model has not said how long its context is
 IMAGE = b'"url":"data:'  # in a request to an engine; inside of a text its quotes would be escaped
@@ -24,76 +26,91 @@ DIGITS = b"0123456789"
 BEYOND_ASCII = bytes(range(128, 256))
 
 
+class Length(NamedTuple):
+    """size  in bytes, or in whatever a Yardstick measures
+    mix   what they are: digits make it greater, for there are few in a token; characters beyond
+          ASCII, which have several bytes, make it less
+    """
+
+    size: int
+    mix: float = 0.0
+
+
 class Yardstick:
     """Tells tokens by something that grows with them, and learns from what engines count.
 
-    Of the pairs that it has seen those of about that size count, since what is in them is alike: a
-    conversation grows by turns. It takes the middle one, so that an engine's single slip is
-    nothing.
+    Of what it has seen the most similar counts: conversations grow by turns. It takes the middle of
+    that, so that a single slip of an engine is nothing.
 
-    start   the pair (size, tokens) to go by while there is no other
-    rates   how many tokens what goes beyond a pair's size has for each unit: at least, at most
+    start    the Length and its tokens to go by while nothing was seen
+    rates    how many tokens what goes beyond a length has for each unit: at least, at most
+    nearest  how many of the lengths that were seen count
     """
 
-    def __init__(self, start, rates):
+    def __init__(self, start, rates, nearest=NEAREST):
         self.start = start
         self.rates = rates
-        self.pairs = deque(maxlen=KEPT)
+        self.nearest = nearest
+        self.seen = deque(maxlen=KEPT)
 
-    def learn(self, size, tokens):
-        if size > 0 and tokens > 0:
-            self.pairs.append((size, tokens))
+    def learn(self, length, tokens):
+        if length.size > 0 and tokens > 0:
+            self.seen.append((length, tokens))
 
-    def estimate(self, size):
-        """How many tokens something of that size has likely got."""
-        if size <= 0:
+    def estimate(self, length):
+        """How many tokens something of that Length has likely got."""
+        if length.size <= 0:
             return 0
-        pairs = [*reversed(self.pairs)] or [self.start]
-        pairs.sort(key=lambda pair: abs(log(size / pair[0])))
-        found = sorted(self.by(*pair, size) for pair in pairs[:NEAREST])
+        seen = [*reversed(self.seen)] or [self.start]
+        seen.sort(key=lambda one: distance(length, one[0]))
+        found = sorted(self.by(*one, length) for one in seen[: self.nearest])
         return max(1, round(found[(len(found) - 1) // 2]))
 
-    def by(self, known, tokens, size):
-        """The same by one pair. A template adds as much to a short prompt as to a long one."""
+    def by(self, known, tokens, length):
+        """The same by one Length. A template adds as much to a short prompt as to a long one."""
         least, most = self.rates
-        rate = min(tokens / known, most)
-        if size > known:
+        rate = min(tokens / known.size, most)
+        if length.size > known.size:
             rate = max(rate, least)
-        return tokens + (size - known) * rate
+        return tokens + (length.size - known.size) * rate
+
+
+def distance(one, other):
+    return abs(log(one.size / other.size)) + MIX * abs(one.mix - other.mix)
 
 
 class Meter:
     """What is known of one model's tokens.
 
-    prompts   by the weight of a request as its engine gets it, without images
+    prompts   by the bytes of a request as its engine gets it, without images
     streams   by the events of an answer: one can hold several tokens
-    texts     by the weight of what a plain answer says
+    texts     by the bytes of what a plain answer says
     times     by the milliseconds that an answer took
     """
 
     def __init__(self):
-        self.prompts = Yardstick((BYTES_A_TOKEN, 1), (1 / 5, 1))
-        self.streams = Yardstick((1, 1), (1, 1000))
-        self.texts = Yardstick((BYTES_A_TOKEN, 1), (1 / 5, 1))
-        self.times = Yardstick((50, 1), (0, 10))
+        self.prompts = Yardstick((Length(BYTES_A_TOKEN), 1), (1 / 5, 1))
+        self.streams = Yardstick((Length(1), 1), (1, 1000), KEPT)
+        self.texts = Yardstick((Length(BYTES_A_TOKEN), 1), (1 / 5, 1))
+        self.times = Yardstick((Length(50), 1), (0, 10))
 
 
 class Tally:
     """How many tokens one request uses.
 
     meter     its model's Meter
-    size, images
-              how long it is, see `size_of`
+    length, images
+              see `length_of_request`
     context   how many tokens the model can take, or None
     most      how many the client wants, or None
     counted   its prompt's length where the engine was asked for it, or None
-    said      the weight of a plain answer's words, once it has come; else None
+    said      the Length of a plain answer, once it has come; else None
     """
 
     def __init__(self, meter, parts, context=None, most=None):
         """`parts`: the request as its engine gets it, a list of bytes."""
         self.meter = meter
-        self.size, self.images = size_of(parts)
+        self.length, self.images = length_of_request(parts)
         self.context = context
         self.most = most
         self.counted = None
@@ -132,9 +149,9 @@ class Tally:
         """Note how long a plain answer is: a completion (a dict), or the bytes of a stream that
         nobody asked for."""
         if isinstance(answer, dict):
-            self.said = length_of(answer)
+            self.said = length_of_answer(answer)
         else:
-            self.said = answer.count(b"data:") * BYTES_A_TOKEN
+            self.said = Length(answer.count(b"data:") * BYTES_A_TOKEN)
 
     def is_counted(self, stream):
         """Whether its engine has counted all of it by now."""
@@ -145,7 +162,7 @@ class Tally:
     def prompt(self):
         if self.counted is not None:
             return self.counted
-        tokens = self.meter.prompts.estimate(self.size) + self.images * IMAGE_TOKENS
+        tokens = self.meter.prompts.estimate(self.length) + self.images * IMAGE_TOKENS
         return min(tokens, self.context or tokens)
 
     def streamed(self, stream):
@@ -156,13 +173,13 @@ class Tally:
         if not told or stream.finished:  # else its engine tells all along
             before = stream.ends
             since = stream.tokens - stream.ends
-        return self.bounded(before + self.meter.streams.estimate(since))
+        return self.bounded(before + self.meter.streams.estimate(Length(since)))
 
     def plain(self, worked):
         """The tokens of a plain answer: by its length, or by the time that it took."""
         if self.said is not None:
             return self.meter.texts.estimate(self.said)
-        return self.bounded(self.meter.times.estimate(worked))
+        return self.bounded(self.meter.times.estimate(Length(worked)))
 
     def bounded(self, tokens):
         """No more of an answer than the client wants and the model can."""
@@ -179,12 +196,13 @@ class Tally:
         if max(prompt, tokens) > limit:
             return
         if not self.images:
-            self.meter.prompts.learn(self.size, prompt)
+            self.meter.prompts.learn(self.length, prompt)
         if stream is not None:
-            self.meter.streams.learn(stream.tokens - stream.ends, tokens - stream.ends)
+            events = Length(stream.tokens - stream.ends)
+            self.meter.streams.learn(events, tokens - stream.ends)
         if self.said is not None:
             self.meter.texts.learn(self.said, tokens)
-        self.meter.times.learn(milliseconds, tokens)
+        self.meter.times.learn(Length(milliseconds), tokens)
 
 
 # ---- figures
@@ -214,20 +232,19 @@ def is_final(stream, tokens):
 # ---- lengths
 
 
-def weight_of(text):
-    """The length of a text (bytes), by what tokenizers make of it: a token holds fewer digits than
-    letters, and more of the bytes that characters beyond ASCII consist of."""
+def length_of(text):
+    """The Length of a text (bytes)."""
     sample = text[:: 1 + len(text) // SAMPLE]
     if not sample:
-        return 0
+        return Length(0)
     digits = len(sample) - len(sample.translate(None, DIGITS))
     beyond = len(sample) - len(sample.translate(None, BEYOND_ASCII))
-    return round(len(text) * (1 + (digits - beyond / 4) / len(sample)))
+    return Length(len(text), (digits - beyond / 4) / len(sample))
 
 
-def size_of(parts):
-    """(weight without that of images, number of images) of a request to an engine, a list of bytes
-    or of what is like them."""
+def length_of_request(parts):
+    """(its Length without its images, how many these are) of a request to an engine, a list of
+    bytes or of what is like them."""
     text = b"".join(part if len(part) <= LOOKED_AT else part[:HEAD] for part in parts)
     kept = []
     at = 0
@@ -239,11 +256,11 @@ def size_of(parts):
             at = len(text)
         begin = text.find(IMAGE, at)
     kept.append(text[at:])
-    return weight_of(b"".join(kept)), len(kept) - 1
+    return length_of(b"".join(kept)), len(kept) - 1
 
 
-def length_of(completion):
-    """The weight of what a whole completion says: texts, thoughts and the arguments of calls."""
+def length_of_answer(completion):
+    """The Length of what a whole completion (a dict) says: texts, thoughts, arguments of calls."""
     found = []
     for choice in objects_in(completion, "choices"):
         message = object_in(choice, "message")
@@ -252,4 +269,4 @@ def length_of(completion):
         found += [choice.get("text"), message.get("content"), message.get("refusal")]
         found += thoughts[:1] + [function.get("arguments") for function in calls]
     text = "".join(text for text in found if isinstance(text, str))
-    return weight_of(text.encode("utf-8", "replace"))
+    return length_of(text.encode("utf-8", "replace"))

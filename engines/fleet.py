@@ -10,7 +10,7 @@ from gevent import Timeout
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
-from counting import IMAGE_TOKENS, Meter, size_of
+from counting import IMAGE_TOKENS, Meter, length_of_request
 from engines.http1 import Off, Pool, Refused, Silent
 from engines.kinds import OTHER, Kind, kind_of
 from errors import (
@@ -413,8 +413,8 @@ class Fleet:
 
     def estimate(self, ask):
         """The same without asking the engine."""
-        size, _ = size_of(ask.count or ())
-        return self.meter(ask.model).prompts.estimate(size) + ask.unseen * IMAGE_TOKENS
+        length, _ = length_of_request(ask.count or ())
+        return self.meter(ask.model).prompts.estimate(length) + ask.unseen * IMAGE_TOKENS
 
     def meter(self, model):
         """The Meter of a Model, which outlives that object."""

@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counting import IMAGE_TOKENS, MOST_TOKENS, Meter, Tally, Yardstick, length_of, size_of, token_count
+from counting import (
+    IMAGE_TOKENS,
+    MOST_TOKENS,
+    Length,
+    Meter,
+    Tally,
+    Yardstick,
+    length_of,
+    length_of_answer,
+    length_of_request,
+    token_count,
+)
 from dialects.messages.events import MessageStream
 from dialects.responses.events import Options, ResponseStream
 from stream import ChatStream, CompletionStream
@@ -127,21 +138,31 @@ def test_figures_that_cannot_be_teach_nothing(figure):
     tally.learn({"prompt_tokens": figure, "completion_tokens": figure}, stream(11, 0, 1), 1000)
     tally.learn(figure, None, 1000)
     assert tally.figures(None, stream(10, 0)) == figures(100, 10, "gateway", reasoning=0)
-    assert not any(yardstick.pairs for yardstick in vars(meter).values())
+    assert not any(yardstick.seen for yardstick in vars(meter).values())
 
 
 @given(st.lists(st.tuples(st.integers(-5, 1 << 41), st.integers(-5, MOST_TOKENS))), st.integers(-1, 1 << 41))
 def test_a_yardstick_takes_whatever_comes(pairs, size):
-    one = Yardstick((4, 1), (0.2, 1))
-    for pair in pairs:
-        one.learn(*pair)
-    assert len(one.pairs) <= 64
-    tokens = one.estimate(size)
+    one = Yardstick((Length(4), 1), (0.2, 1))
+    for known, tokens in pairs:
+        one.learn(Length(known), tokens)
+    assert len(one.seen) <= 64
+    tokens = one.estimate(Length(size))
     assert type(tokens) is int and 0 <= tokens <= MOST_TOKENS + max(size, 0) and bool(tokens) == (size > 0)
 
 
 def test_a_prompt_is_never_longer_than_the_context():
     assert Tally(Meter(), [b"x" * 1_000_000], context=5000).prompt() == 5000
+
+
+def test_texts_of_another_kind_count_less():
+    """A model of which Chinese, numbers and English were seen, all of one length."""
+    meter, kinds = Meter(), {"早上好，今天天气很好。" * 30: 300, "3141592653" * 99: 990, "All the king's horses. " * 43: 240}
+    for _ in range(5):
+        for text, tokens in kinds.items():
+            Tally(meter, [text.encode()]).learn({"prompt_tokens": tokens, "completion_tokens": 1}, None, 1)
+    for text, tokens in kinds.items():
+        assert Tally(meter, [text[:-22].encode()]).prompt() == pytest.approx(tokens, rel=0.1)
 
 
 # ---- lengths
@@ -153,27 +174,28 @@ IMAGE = b'{"type":"image_url","image_url":{"url":"data:image/png;base64,%b"}}'
 def test_images_are_no_text(data):
     whole = b'{"a":"words",' + IMAGE % data + b"," + IMAGE % data + b"}"
     without = whole.replace(b'"url":"data:image/png;base64,' + data, b"")
-    assert size_of([whole]) == (len(without), 2)
+    assert length_of_request([whole]) == (length_of(without), 2)
     for cut in range(0, len(whole), max(1, len(whole) // 60)):              # a body may lie in pieces
-        assert size_of([whole[:cut], memoryview(whole)[cut:]]) == (len(without), 2)
+        assert length_of_request([whole[:cut], memoryview(whole)[cut:]]) == (length_of(without), 2)
 
 
 def test_a_large_image_is_not_looked_at():
-    size, images = size_of([b'{"url":"', b"data:image/png;base64," + b"A" * (9 << 20), b'","text":"words"}'])
-    assert images == 1 and size < 40
+    length, images = length_of_request([b'{"url":"', b"data:image/png;base64," + b"A" * (9 << 20), b'","text":"words"}'])
+    assert images == 1 and length.size < 40
     assert Tally(Meter(), [b'{"url":"data:image/png;base64,AAAA"}']).prompt() == IMAGE_TOKENS + 1
 
 
 def test_a_text_that_tells_of_an_image_is_a_text():
     body = json.dumps({"content": json.dumps({"url": "data:image/png;AAAA"})}, separators=(",", ":")).encode()
-    assert size_of([body]) == (len(body), 0)
+    assert length_of_request([body]) == (length_of(body), 0)
 
 
 def test_length_of_an_answer():
-    assert length_of(completion("Hello", reasoning="Let me", tools=[("f", {"a": "b"})])) == len('HelloLet me{"a":"b"}')
-    assert length_of(text_completion("ab", "cd")) == 4
+    answer = completion("Hello", reasoning="Let me", tools=[("f", {"a": "b"})])
+    assert length_of_answer(answer).size == len('HelloLet me{"a":"b"}')
+    assert length_of_answer(text_completion("ab", "cd")).size == 4
     for odd in ({}, {"choices": None}, {"choices": [None, {"message": 5}, {"message": {"content": ["a"], "tool_calls": [1]}}]}):
-        assert length_of(odd) == 0
+        assert length_of_answer(odd).size == 0
 
 
 @pytest.mark.parametrize("usage, found", [({"n": 5}, 5), ({"n": 0}, 0), ({"n": True}, None), (None, None), ([], None), ({}, None)])

@@ -342,9 +342,7 @@ def test_the_slot_is_free_at_the_finish(one, api):
     next_one, _ = send(one, api, False)
     assert next_one.answer().status == 200
     go.set()
-    for last in events:
-        pass
-    assert last.raw.endswith(api.last)
+    assert list(events)[-1].raw.endswith(api.last)
     row = row_now(one.db, ident)
     assert (row["status"], row["counted"]) == (200, "engine")
 
@@ -357,8 +355,8 @@ NO_FIGURES = {"silence": [Hang()], "garbage": [b'data: {"usage": \n\n', Hang()],
 @pytest.mark.parametrize("what", NO_FIGURES)
 def test_figures_that_never_come(one, what):
     """For a second; nothing is left of it then, but a row with estimates."""
+    before = len(descriptors(one))
     for api in (CHAT, MESSAGES):
-        before = len(descriptors(one))
         gone = threading.Event()
         one.engine.play(*api.events[:-2], Wait(gone), *NO_FIGURES[what])
         connection, ident, _ = finished(one, api)
