@@ -8,12 +8,18 @@ A stream is fed whatever the engine's socket gave, and returns what the client's
                               `alive_in_chunks` or the API has instead
     end() -> bytes            the last event; raises Refusal where the answer is not whole
     fail(error) -> bytes      the last event of a stream that went wrong
-    .tokens, .thoughts        how many events carried a token, and how many of these a thought
+    .tokens, .thoughts        how many events carried a token, and how many of these a thought; the
+                              arguments of a call count by their length, since they come at once
+    .ends                     how many of the tokens were the end of a choice
     .usage                    the engine's own figures, if it gave them
+    .tokens_at_usage          how many tokens there were when it did so last
+    .own_figures              what stands in for those it doesn't give, in the same names; may be
+                              set before end() and fail()
 
 How far it is, which only the stream itself sets:
 
     .over       the engine's last word has come, [DONE] or a fault: feed no more, call end()
+    .closing    all that was asked for has come, or the last word
     .fault      the Refusal that end() raises, where the engine's last word was one; else None
     .finished   every choice that was asked for has its finish_reason; usage and [DONE] may follow
 
@@ -46,6 +52,7 @@ from values import as_id, dumps, is_utf8, loads, object_in, objects_in
 
 DONE = b"data: [DONE]\n\n"
 BOM = b"\xef\xbb\xbf"
+BYTES_A_TOKEN = 4  # of a call's arguments: engines give them in events of any length
 MAX_EVENT = 64 << 20  # bytes; an engine that sends more without a blank line is broken
 BLANK = re.compile(rb"(?: |\\[nrt])*+")  # white space, as the inside of a JSON string
 
@@ -171,7 +178,7 @@ class EventTemplate:
                 and LF not in text
                 and CR not in text
                 and text[-1] != BACKSLASH
-                and is_utf8(text)
+                and (text.isascii() or is_utf8(text))
             ):
                 return text
         return None
@@ -258,10 +265,13 @@ class ChatStream:
         self.early = []  # choices (dicts) for a chunk before the one that ends them
         self.oddities = set()
         self.over = False
+        self.closing = False
         self.fault = None
         self.tokens = 0
         self.thoughts = 0
         self.usage = None
+        self.tokens_at_usage = 0
+        self.own_figures = {}
         # signs of life as chunks
         self.head = None  # what they say of the completion: its id, object, created, model
         self.named = False  # the engine's first chunk has come, and they say the same
@@ -369,6 +379,10 @@ class ChatStream:
     def finished(self):
         return self.have_finished(self.n or 1)
 
+    @property
+    def ends(self):
+        return sum(choice.finished for choice in self.choices.values())
+
     def have_finished(self, least):
         """Whether there are at least so many choices, and all of them have their finish_reason."""
         return len(self.choices) >= least and all(
@@ -422,7 +436,7 @@ class ChatStream:
         if data is None or not data.strip():
             return b""
         if data.strip() == b"[DONE]":
-            self.over = True
+            self.over = self.closing = True
             return b""
         try:
             chunk = loads(data)
@@ -435,7 +449,7 @@ class ChatStream:
         return self.read_chunk(chunk, data)
 
     def break_off(self, fault):
-        self.over = True
+        self.over = self.closing = True
         self.fault = fault
         return b""
 
@@ -471,13 +485,17 @@ class ChatStream:
     def read_chunk(self, chunk, data):
         """The client's bytes for a chunk (a dict, changed in place), which came as `data`."""
         choices = choices_of(chunk)
+        usage = self.usage
         changed = self.take_usage(chunk, choices)
         if changed is None:
+            self.tokens_at_usage = self.tokens
             return b""
         changed = self.take_model(chunk) or changed
         if self.head is not None:
             changed = self.rename(chunk) or changed
         mended = [self.mend_choice(choice, chunk) for choice in choices]
+        if self.usage is not usage:  # it counts the chunk that it came with
+            self.tokens_at_usage = self.tokens
         if self.fault:
             return b""
         if None in mended:
@@ -568,6 +586,8 @@ class ChatStream:
             changed = join_parts(delta)
         finishes = bool(choice.get("finish_reason"))  # some engines say "" all along
         had_call = bool(delta.get("tool_calls"))
+        if had_call:
+            self.tokens += max(0, length_of_calls(delta) // BYTES_A_TOKEN - 1)
         if had_call and len(delta) == 1 and not finishes and not choice.get("logprobs"):
             self.tokens += 1  # a piece of a call alone, as most of them come
             changed = self.mend_calls(delta, state, chunk) or changed
@@ -600,6 +620,7 @@ class ChatStream:
         index = index_of(choice)
         if index not in self.choices:
             self.choices[index] = ChoiceState(ToolCalls(self.oddities, self.fresh))
+            self.closing = False
         return self.choices[index]
 
     def note_texts(self, delta, state):
@@ -635,6 +656,7 @@ class ChatStream:
         state.finished = True
         self.single = False  # what comes now has to be read
         self.template = None
+        self.closing = self.n is not None and self.finished
         if reason in GIVEN_UP and self.counts(choice):
             self.break_off(UpstreamError(ABANDONED))
             return True
@@ -778,6 +800,13 @@ class PieceStream(ChatStream):
     def read_plain(self, completion):
         completion["choices"] = choices_of(completion)[:1]
         super().read_plain(completion)
+
+
+def length_of_calls(delta):
+    """How long the arguments are that a delta brings."""
+    pieces = [object_in(call, "function") for call in objects_in(delta, "tool_calls")]
+    arguments = [piece.get("arguments") for piece in pieces]
+    return sum(len(text) for text in arguments if isinstance(text, str))
 
 
 def pieces_of(choice):

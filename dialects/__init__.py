@@ -46,9 +46,13 @@ class Ask:
     count    the body of a question how long the prompt is, as a list of bytes; None: nobody needs
              to know before the engine says it
     unseen   how many images were left out of `count`
+    most     how many tokens the answer can have at most, or None
     echo     what the answer repeats of the request, as a list of bytes
     left_out history.Ignored: what was left out of the client's request; None: nothing can be
     oddities what is odd about a plain answer, words of stream.py; a stream has its own
+    own_figures
+             what stands in for the figures that a plain answer's engine does not give, in the same
+             names; a stream has its own
     """
 
     path: str | None
@@ -58,9 +62,11 @@ class Ask:
     extra: dict = field(default_factory=dict)
     count: list | None = None
     unseen: int = 0
+    most: int | None = None
     echo: list = field(default_factory=list)
     left_out: Any = None
     oddities: set = field(default_factory=set)
+    own_figures: dict = field(default_factory=dict)
 
     @property
     def images(self):

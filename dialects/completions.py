@@ -42,13 +42,14 @@ def read(body, fleet):
         payload["max_tokens"] = MAX_TOKENS
     sampling.fill_in(payload, model.sampling)
     payload["model"] = model.engine_id
-    if not streams:
-        return Ask(PATH, written(payload), model)
-    payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
     n = choices_asked(payload.get("n"))
     if n is not None:
         n *= prompts
-    return Ask(PATH, written(payload), model, PromptStream(usage, n, model.id))
+    most = sampling.most_tokens(payload, n)
+    if not streams:
+        return Ask(PATH, written(payload), model, most=most)
+    payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
+    return Ask(PATH, written(payload), model, PromptStream(usage, n, model.id), most=most)
 
 
 def read_prompt(payload):

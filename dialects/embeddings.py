@@ -43,7 +43,7 @@ def read(body, fleet):
     model = model_for(fleet, name, "embedding")
     payload |= {"model": model.engine_id, "encoding_format": form}
     extra = {"form": form, "dimensions": dimensions, "inputs": inputs}
-    return Ask(PATH, written(payload), model, extra=extra)
+    return Ask(PATH, written(payload), model, extra=extra, most=0)
 
 
 def read_form(payload):
@@ -101,7 +101,8 @@ def write(answer, ask):
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         usage = None
-    answer["usage"] = usage or {"prompt_tokens": 0, "total_tokens": 0}
+    counted = ask.own_figures.get("prompt_tokens", 0)
+    answer["usage"] = usage or {"prompt_tokens": counted, "total_tokens": counted}
     answer["model"] = ask.model.id
     return dumps(answer), usage
 

@@ -35,11 +35,14 @@ def engine_chat(payload, fleet, make_stream=None, **extra):
     """
     model = fit_to_model(payload, fleet)
     names = reasoning.FIELDS[model.reasoning_field]
+    stream = None
     if make_stream is None:
         extra = {"names": names, **extra}
-        return Ask(CHAT, written(payload, images_of(payload)), model, extra=extra)
-    payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
-    return Ask(CHAT, written(payload, images_of(payload)), model, make_stream(names, model), extra)
+    else:
+        payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
+        stream = make_stream(names, model)
+    most = sampling.most_tokens(payload, payload.get("n") or 1)
+    return Ask(CHAT, written(payload, images_of(payload)), model, stream, extra, most=most)
 
 
 def model_for(fleet, name, purpose):

@@ -85,7 +85,7 @@ def write(answer, ask):
         "stop_reason": reason,
         "stop_sequence": sequence,
         **NULLS,
-        "usage": {**UNKNOWN, **usage_of(usage, 0, 0)},  # never without these two figures
+        "usage": {**UNKNOWN, **usage_of(usage, ask.own_figures)},
     }
     return dumps(said), usage
 

@@ -56,14 +56,13 @@ class MessageStream(PieceStream):
     prompt_tokens  may be set before the first event: message_start then says how long the prompt is
     """
 
-    prompt_tokens = None
-
     def __init__(self, model_name, thinks):
         """
         model_name  the model as the client calls it
         thinks      whether the client wants the reasoning
         """
         super().__init__()
+        self.prompt_tokens = None
         self.model_name = model_name
         self.thinks = thinks
         self.begun = False
@@ -251,6 +250,6 @@ class MessageStream(PieceStream):
             "container": None,
             "stop_details": None,
         }
-        usage = usage_of(self.usage, self.prompt_tokens, self.tokens)
-        usage = {**UNKNOWN_IN_DELTA, **usage}
+        seen = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.tokens}
+        usage = {**UNKNOWN_IN_DELTA, **usage_of(self.usage, seen | self.own_figures)}
         return out + event("message_delta", delta=delta, usage=usage) + STOP

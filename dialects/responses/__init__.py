@@ -147,6 +147,7 @@ class Responses:
         if isinstance(answer, bytes):
             answer = collected(answer, ask.oddities)
         stream.oddities = ask.oddities
+        stream.own_figures = ask.own_figures
         stream.feed_plain(answer)
         stream.end()
         return stream.response, stream.usage

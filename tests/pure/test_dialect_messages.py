@@ -574,7 +574,7 @@ FIGURES = [
 def test_figures_add_up_to_the_prompt(subtests):
     for usage, made in FIGURES:
         with subtests.test(str(usage)):
-            assert usage_of(usage) == made
+            assert usage_of(usage, {}) == made
             if made.get("input_tokens") is not None:
                 assert sum(value for name, value in made.items() if "input" in name) == usage["prompt_tokens"]
 

@@ -854,7 +854,7 @@ def test_vllm_two_calls(usage):
     got = renamed(sent.removesuffix(DONE))
     if not usage:
         got = re.sub(rb',"usage":\{(?:[^{}]|\{[^{}]*\})*\}', b"", without_usage(got))
-    Case(sent, got, usage=usage, figures=figures, tokens=10).check()
+    Case(sent, got, usage=usage, figures=figures, tokens=14).check()
     reasoning, content, found, finish = client(got)
     assert [(call["name"], json.loads(call["arguments"])) for call in found.values()] == [
         ("get_weather", {"city": "Rome"}), ("get_weather", {"city": "Oslo"})]

@@ -209,6 +209,22 @@ def test_failure_in_the_middle(shared, ending):
     assert not {("end",), (0, "stop")} & set(found)
 
 
+@pytest.mark.parametrize("steps", [chat_chunks("Hello there"), [Json({**completion("Hello there"), "usage": None})]],
+                         ids=["stream", "plain"])
+def test_an_engine_without_figures(shared, steps):
+    """Its tokens are counted here: a client is told whole numbers, and the row has the same."""
+    shared.engine.play(*steps)
+    streams = len(steps) > 1
+    answer = post(shared, stream=streams, headers={"x-request-id": (ident := f"messages-figures-{streams}")})
+    if streams:
+        usage = [event.json() for event in answer.events()][-2]["usage"]
+    else:
+        usage = answer.json()["usage"]
+    row = row_of(shared.gateway.db, ident)
+    told = [usage["input_tokens"], usage["output_tokens"]]
+    assert told == [row["prompt_tokens"], row["completion_tokens"]] and min(told) > 0 and row["counted"] == "gateway"
+
+
 def test_pings_while_nothing_comes(gateway, engine):
     front, go = gateway(keepalive=0.2), threading.Event()
     engine.play(Head(), Pause(0.5), *chat_chunks("Hello there")[:3], Wait(go), *chat_chunks("Hello there")[3:])
