@@ -1,37 +1,93 @@
-"""bfcl-eval: what a model scores in calling functions is the same through the gateway as at the engine itself.
+"""bfcl-eval: what a model scores in calling functions is the same through the gateway, on three APIs, as at the engine.
 
-The engine knows the suite's own answers, and gives a third of them wrong: every kind of value and of call goes through, and
-the scores tell whether it arrived.
+The engine knows the suite's own answers, and gives a third of them wrong: all kinds of values and of calls go through, and
+the scores tell whether they arrived.
 """
-import csv
 import json
-import re
 import subprocess
-from functools import partial
 
 import pytest
 
-from support.engine import Json, completion
+from support.engine import MODELS, Json, completion
+from support.plausible import text_of
 from support.processes import clean_environment
 
 pytestmark = pytest.mark.conformance
-# What is scored by the calls alone. The others need the internet, or a model that goes on by itself.
-CATEGORIES = ["simple_python", "multiple", "parallel", "parallel_multiple", "irrelevance", "live_simple", "live_multiple",
-              "live_parallel", "live_parallel_multiple"]
-# The suite asks through chat completions, Responses and Messages, by the handlers of these models.
-MODELS = {"chat completions": "grok-4-0709-FC"}
+# What is scored by its calls alone. Others want the internet, or a model that goes on by itself.
+CATEGORIES = ["simple_python", "multiple", "parallel", "parallel_multiple", "irrelevance", "live_simple", "live_parallel",
+              "live_parallel_multiple"]
+# Each API has its own program in the suite, which goes by the model's name.
+CHAT, RESPONSES, MESSAGES = "openbmb/MiniCPM-SALA-FC", "gpt-4.1-mini-2025-04-14-FC", "claude-haiku-4-5-20251001-FC"
 
 
-def questions(data):
-    """What is asked -> the calls that answer it, (name, arguments) each."""
+def answers_of(data):
+    """What is asked -> (its number, the calls that answer it)."""
     found = {}
     for category in CATEGORIES:
-        lines = (data / f"BFCL_v4_{category}.json").read_text().splitlines()
-        answers = data / "possible_answer" / f"BFCL_v4_{category}.json"
-        truths = {}
-        if answers.exists():
-            truths = {one["id"]: one["ground_truth"] for one in map(json.loads, answers.read_text().splitlines())}
-        for number, one in enumerate(map(json.loads, lines)):
-            asked = one["question"][0][-1]["content"]
-            found[asked] = number, [call for truth in truths.get(one["id"], []) for call in truth.items()]
+        asked = rows(data / f"BFCL_v4_{category}.json")
+        known = data / "possible_answer" / f"BFCL_v4_{category}.json"
+        truths = {one["id"]: one["ground_truth"] for one in rows(known)} if known.exists() else {}
+        for number, one in enumerate(asked):
+            calls = [call for truth in truths.get(one["id"], []) for call in truth.items()]
+            found[one["question"][0][-1]["content"]] = number, [(name, arguments_of(given)) for name, given in calls]
     return found
+
+
+def rows(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def arguments_of(given):
+    """Each argument's first value that counts as right; a table in a table is written like the arguments."""
+    return {name: value_of(values[0]) for name, values in given.items() if values[0] != ""}
+
+
+def value_of(value):
+    if isinstance(value, list):
+        return [value_of(one) for one in value]
+    return arguments_of(value) if isinstance(value, dict) else value
+
+
+def knowing(answers):
+    def answer(request):
+        ask = request.json()
+        asked = [text_of(message) for message in ask["messages"] if message["role"] == "user"]
+        number, calls = answers[asked[-1]]
+        if number % 3 == 0:
+            calls = [(name, {}) for name, _ in calls] or [(ask["tools"][0]["function"]["name"], {})]
+        tools = [(name.replace(".", "_"), arguments) for name, arguments in calls]
+        return [Json(completion(None if tools else "I can't.", tools=tools, model=ask["model"]))]
+    return answer
+
+
+@pytest.mark.timeout(600)
+def test_bfcl(suite, gateway, engine, judge, tmp_path):
+    commands = suite("bfcl")
+    data, = commands.parent.glob("lib/python*/site-packages/bfcl_eval/data")
+    engine.always(knowing(answers_of(data)))
+    engine.models[0]["id"] = CHAT
+    front = gateway()
+
+    def scores(name, model, url, key):
+        """category -> how many are right, and of how many"""
+        folder = tmp_path / name
+        folder.mkdir()
+        environment = {**clean_environment(), "BFCL_PROJECT_ROOT": str(folder), "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key,
+                       "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": key}
+        for line in (["generate", "--num-threads", "4"], ["evaluate"]):
+            done = subprocess.run([commands / "bfcl", *line, "--model", model, "--test-category", ",".join(CATEGORIES)], cwd=folder,
+                                  env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+        found = {}
+        for file in folder.glob("score/**/*_score.json"):
+            figures = rows(file)[0]
+            found[file.stem] = figures["correct_count"], figures["total_count"]
+        return found
+
+    direct = scores("direct", CHAT, engine.url, "none")
+    of = sum(total for _, total in direct.values())
+    assert len(direct) == len(CATEGORIES) and 0.5 < sum(right for right, _ in direct.values()) / of < 0.9
+    for name, model in (("chat completions", CHAT), ("responses", RESPONSES), ("messages", MESSAGES)):
+        found = scores(name, model, front.url, front.key)
+        judge(f"bfcl {name}", {one: f"{found.get(one)}, but directly {figures}" for one, figures in direct.items()
+                               if found.get(one) != figures}, len(direct))
