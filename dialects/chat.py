@@ -10,21 +10,19 @@ Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v
 from dialects import sampling
 from dialects.engine import engine_chat, fault_of_image
 from dialects.history import Ignored, Past
-from dialects.loose import as_dict, drop_nulls, fit_nulls
 from dialects.read import choices_asked, mended, parse, read_stream, typed
 from errors import InvalidRequest, error_body
-from stream import (
-    ChatStream,
-    arguments_text,
+from mending.answer import (
     choices_of,
-    chunks_of,
-    dumps,
+    drop_nulls,
+    fit_nulls,
     index_of,
-    object_in,
-    objects_in,
     read_message,
     required_choices,
 )
+from mending.tool_calls import arguments_text
+from stream import ChatStream, chunks_of
+from values import as_dict, dumps, object_in, objects_in
 
 ROLES = {  # a client's -> the engine's
     "developer": "system",

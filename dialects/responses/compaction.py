@@ -8,11 +8,10 @@ Source: OpenAI's published schema (github.com/openai/openai-openapi), Compaction
 published compact_remote_v2.rs.
 """
 
-from dialects.loose import as_dict
 from dialects.responses.events import INCOMPLETE, ResponseStream
 from dialects.responses.items import unquoted
 from errors import UpstreamError
-from stream import dumps
+from values import as_dict, dumps
 
 TRIGGER = "compaction_trigger"
 ASK = (

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from support.engine import MODELS, Json, completion
+from support.engine import Json, completion
 from support.plausible import text_of
 from support.processes import clean_environment
 
