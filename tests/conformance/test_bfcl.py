@@ -39,7 +39,7 @@ def rows(file):
 
 def arguments_of(given):
     """Each argument's first value that counts as right; a table in a table is written like the arguments."""
-    return {name: value_of(values[0]) for name, values in given.items() if values[0] != ""}
+    return {name: value_of(values[0]) for name, values in given.items() if values and values[0] != ""}
 
 
 def value_of(value):
@@ -60,34 +60,30 @@ def knowing(answers):
     return answer
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_bfcl(suite, gateway, engine, judge, tmp_path):
     commands = suite("bfcl")
     data, = commands.parent.glob("lib/python*/site-packages/bfcl_eval/data")
     engine.always(knowing(answers_of(data)))
     engine.models[0]["id"] = CHAT
     front = gateway()
+    direct, = scores(commands, tmp_path / "direct", engine.url, "none", [CHAT])
+    right, of = (sum(figures) for figures in zip(*direct.values(), strict=True))
+    assert len(direct) == len(CATEGORIES) and 0.5 < right / of < 0.9
+    found = scores(commands, tmp_path / "gateway", front.url, front.key, [CHAT, RESPONSES, MESSAGES])
+    for api, told in zip(["chat completions", "responses", "messages"], found, strict=True):
+        unequal = {one: f"{told.get(one)}, but directly {figures}" for one, figures in direct.items() if told.get(one) != figures}
+        judge(f"bfcl {api}", unequal, len(direct))
 
-    def scores(name, model, url, key):
-        """category -> how many are right, and of how many"""
-        folder = tmp_path / name
-        folder.mkdir()
-        environment = {**clean_environment(), "BFCL_PROJECT_ROOT": str(folder), "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key,
-                       "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": key}
-        for line in (["generate", "--num-threads", "4"], ["evaluate"]):
-            done = subprocess.run([commands / "bfcl", *line, "--model", model, "--test-category", ",".join(CATEGORIES)], cwd=folder,
-                                  env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-            assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-        found = {}
-        for file in folder.glob("score/**/*_score.json"):
-            figures = rows(file)[0]
-            found[file.stem] = figures["correct_count"], figures["total_count"]
-        return found
 
-    direct = scores("direct", CHAT, engine.url, "none")
-    of = sum(total for _, total in direct.values())
-    assert len(direct) == len(CATEGORIES) and 0.5 < sum(right for right, _ in direct.values()) / of < 0.9
-    for name, model in (("chat completions", CHAT), ("responses", RESPONSES), ("messages", MESSAGES)):
-        found = scores(name, model, front.url, front.key)
-        judge(f"bfcl {name}", {one: f"{found.get(one)}, but directly {figures}" for one, figures in direct.items()
-                               if found.get(one) != figures}, len(direct))
+def scores(commands, folder, url, key, models):
+    """For each model, category -> (how many calls are right, of how many)."""
+    folder.mkdir()
+    environment = {**clean_environment(), "BFCL_PROJECT_ROOT": str(folder), "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key,
+                   "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": key}
+    for command in (["generate", "--num-threads", "4"], ["evaluate"]):
+        line = [commands / "bfcl", *command, "--model", ",".join(models), "--test-category", ",".join(CATEGORIES)]
+        done = subprocess.run(line, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    files = [sorted((folder / "score" / model.replace("/", "_")).rglob("*_score.json")) for model in models]
+    return [{file.stem: (rows(file)[0]["correct_count"], rows(file)[0]["total_count"]) for file in own} for own in files]
