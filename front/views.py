@@ -289,7 +289,8 @@ def from_werkzeug(error):
     where = f"{request.method} {request.path[:200]}"
     if error.code == 404:
         return NotFound(f"{where} is nothing here; there are {existing()}")
-    if error.code == 405 and request.headers.get("Upgrade", "").lower() == "websocket":
+    # The router refuses a WebSocket with 400 where a GET would do.
+    if error.code in (400, 405) and request.headers.get("Upgrade", "").lower() == "websocket":
         return NoWebSocket(f"{where} speaks no WebSocket; send a POST, with stream: true")
     if error.code == 405:
         return MethodNotAllowed(f"{where} is not allowed; there are {existing()}")

@@ -10,9 +10,10 @@ CALL_TAG = b"<tool_call>"  # how several models write a call, which an engine's 
 ABANDONED = "the engine gave this answer up; send the request again"
 BROKE_OFF = "the engine broke off before the answer was finished; send the request again"
 FINISHES = ("stop", "length", "tool_calls", "content_filter", "function_call")
+CUT = ("length", "content_filter")  # the finish_reasons of an answer that is not all there
+
 # Fields of an answer that some engines give as null, which OpenAI's schema forbids, or did lately.
 NEVER_NULL = ("service_tier", "system_fingerprint", "usage")
-CUT = ("length", "content_filter")  # the finish_reasons of an answer that is not all there
 
 # What is odd about an answer, and worth counting: Ask.oddities, sparks_oddities_total{kind}. Others
 # are in mending/tool_calls.py.

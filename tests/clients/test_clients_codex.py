@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from support import SUPPORT
-from support.engine import DONE, Hang, Head, Pause, chat_chunks, chunk, died, refusal, sse
+from support.engine import DONE, Hang, Head, Pause, chat_chunks, chunk, died, refusal, sse, tokens
 from support.node import npm_packages
 from support.processes import clean_environment
 from support.responses import PNG
@@ -49,7 +49,7 @@ def codex_command():
     return npm_packages(SUPPORT / "codex") / "node_modules" / ".bin" / "codex"
 
 
-def codex_runner(command, tmp_path, url, key, model=MODEL):
+def codex_runner(command, tmp_path, url, key, model=MODEL, config=CONFIG):
     """codex(prompt, more="lines of config.toml", provider="of its provider", before=("resume", "--last")): the events that it
     printed, in an empty folder of its own. codex.interrupted(prompt, kind): those up to one of an item of that kind."""
     home, folder = tmp_path / "home", tmp_path / "work"
@@ -60,7 +60,7 @@ def codex_runner(command, tmp_path, url, key, model=MODEL):
                    "HTTPS_PROXY": nowhere, "HTTP_PROXY": nowhere, "NO_PROXY": "127.0.0.1"}
 
     def line(prompt, more, provider, before):
-        (home / "config.toml").write_text(CONFIG.format(model=model, url=url, more=more) + provider)
+        (home / "config.toml").write_text(config.format(model=model, url=url, more=more) + provider)
         return [command, "exec", *before, "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", prompt]
 
     def codex(prompt, more="", code=0, provider="", before=()):
@@ -161,6 +161,30 @@ def test_a_message_of_another_agent(shared, codex):
     last = [request.json()["messages"][-1] for request in shared.engine.requests]
     child, = [message["content"] for message in last if message["content"].startswith("[Message")]
     assert child.startswith("[Message from /root to /root/child]\n") and child.endswith("Say done")
+
+
+# Codex's own provider, at our address: it would rather speak WebSocket, and has its provider make a long conversation short.
+BUILT_IN = """
+model = "gpt-5.5"
+openai_base_url = "{url}/v1"
+model_auto_compact_token_limit = 20000
+check_for_update_on_startup = false
+[analytics]
+enabled = false
+"""
+
+
+def test_a_long_session_with_openais_provider(shared, codex_command, tmp_path, monkeypatch):
+    monkeypatch.setenv("CODEX_API_KEY", shared.key)
+    shared.engine.play(*chat_chunks(None, tools=[("exec_command", {"cmd": "echo mark"})], usage=tokens(50_000, 0, 10)))
+    shared.engine.play(*chat_chunks("We said mark.", usage=True))
+    shared.engine.play(*chat_chunks("It is done.", usage=True))
+    events = codex_runner(codex_command, tmp_path, shared.url, shared.key, config=BUILT_IN)("Run it")
+    assert [item["text"] for item in items(events, "agent_message")] == ["It is done."] and events[-1]["type"] == "turn.completed"
+    assert not [event for event in events if event["type"] == "error"]             # it turned to plain requests at once
+    _, compaction, after = [request.json()["messages"] for request in shared.engine.requests]
+    assert compaction[-2]["role"] == "tool" and "summary" in compaction[-1]["content"]
+    assert after[-1]["content"].endswith("We said mark.") and "tool" not in [message["role"] for message in after]
 
 
 def test_a_picture(shared, codex):

@@ -963,6 +963,16 @@ def test_wrong_method(shared, subtests):
                 assert all(f"{route.method} {route.path}" in error["message"] for route in ROUTES)
 
 
+def test_a_websocket_is_told_to_send_requests(shared):
+    """At 426 Codex does so at once; it would try five times at 405."""
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}
+    for path in ("/v1/responses", CHAT, "/v1/models"):
+        answer = shared.client().get(path, upgrade)
+        error = refused(answer, 426, code="upgrade_required")
+        assert "POST" in error["message"] and answer.headers["upgrade"] == "HTTP/1.1"
+    refused(shared.client().get("/v1/realtime", upgrade), 404)
+
+
 @pytest.mark.parametrize("path", ["/help", "/healthz", "/v1/models", CHAT])
 def test_options(shared, path):
     preflight = {"Origin": "http://x", "Access-Control-Request-Method": "POST"}

@@ -39,8 +39,7 @@ def failure(answer):
     """(status, type, message) of an error in Anthropic's shape."""
     value = answer.json()
     assert value["type"] == "error" and set(value) == {"type", "error", "request_id"} and set(value["error"]) == {"type", "message"}
-    assert value["request_id"] == answer.headers["request-id"]
-    assert answer.headers["request-id"] == answer.headers["x-request-id"]
+    assert answer.headers["request-id"] == answer.headers["x-request-id"] == value["request_id"]
     return answer.status, value["error"]["type"], value["error"]["message"]
 
 
