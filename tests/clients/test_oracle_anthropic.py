@@ -8,7 +8,13 @@ import re
 import anthropic
 import pydantic
 import pytest
-from anthropic.types import ErrorResponse, Message, MessageTokensCount, ModelInfo, RawMessageStreamEvent
+from anthropic.types import (
+    ErrorResponse,
+    Message,
+    MessageTokensCount,
+    ModelInfo,
+    RawMessageStreamEvent,
+)
 
 from support.engine import (
     Close,

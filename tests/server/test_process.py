@@ -214,7 +214,6 @@ def test_an_address_that_is_none_is_one_line(gateway, engine, host):
 RUN = """
 import sys, time
 from pathlib import Path
-sys.path.insert(0, "tests")
 from support.gateway import Gateway
 front = Gateway(Path(sys.argv[1]), sys.argv[2], (Path(sys.argv[3]), "")).wait_alive()
 print(front.pid, flush=True)
@@ -225,7 +224,8 @@ time.sleep(60)
 @pytest.mark.skipif(not WITH_US, reason="setpriv is not installed")
 def test_a_gateway_ends_with_the_run_that_started_it(engine, stock, tmp_path):
     """However the run ends. Others of its tests would use the ports that the gateway still asks."""
-    with subprocess.Popen([sys.executable, "-c", RUN, tmp_path, engine.url, stock[0]], cwd=ROOT, text=True,
+    environment = {**clean_environment(), "PYTHONPATH": str(ROOT / "tests")}
+    with subprocess.Popen([sys.executable, "-c", RUN, tmp_path, engine.url, stock[0]], cwd=ROOT, text=True, env=environment,
                           stdout=subprocess.PIPE) as run:
         pid = int(run.stdout.readline())
         gateway = [pid, *children(pid)]
