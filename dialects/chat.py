@@ -12,21 +12,12 @@ import re
 from dialects import sampling
 from dialects.engine import engine_chat, fault_of_image
 from dialects.history import Ignored, Past
-from dialects.loose import as_dict
 from dialects.read import choices_asked, mended, parse, read_stream, typed
 from errors import InvalidRequest, error_body
-from stream import (
-    ChatStream,
-    arguments_text,
-    choices_of,
-    chunks_of,
-    dumps,
-    index_of,
-    object_in,
-    objects_in,
-    read_message,
-    required_choices,
-)
+from mending.answer import choices_of, index_of, read_message, required_choices
+from mending.tool_calls import arguments_text
+from stream import ChatStream, chunks_of
+from values import as_dict, dumps, object_in, objects_in
 
 ROLES = {  # a client's -> the engine's
     "developer": "system",

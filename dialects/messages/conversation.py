@@ -15,11 +15,11 @@ import re
 
 from dialects.engine import fault_of_image
 from dialects.history import document_texts
-from dialects.loose import as_dict, as_list
 from dialects.messages import ids
 from dialects.messages.errors import invalid
 from dialects.read import mended, typed
 from errors import InvalidRequest
+from values import as_dict, as_list
 
 logger = logging.getLogger("sparks")
 # The effort tables (reasoning.TABLES) whose templates take a system message anywhere.

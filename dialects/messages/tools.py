@@ -3,10 +3,10 @@
 Source: Anthropic's reference of POST /v1/messages, `tools` and `tool_choice`.
 """
 
-from dialects.loose import as_dict, as_list
 from dialects.messages.errors import invalid
 from dialects.messages.schema import inlined
 from dialects.read import typed
+from values import as_dict, as_list
 
 # The effort tables (reasoning.TABLES) whose templates render a schema's fields, and know no $ref.
 BARE_SCHEMAS = ("qwen", "gpt-oss")

@@ -9,11 +9,10 @@ import re
 
 from dialects.engine import fault_of_image
 from dialects.history import LONGEST, Past, in_json
-from dialects.loose import as_dict
 from dialects.read import mended, typed
 from dialects.responses.tools import BRINGS_TOOLS, ClientTool, full_name
 from errors import InvalidRequest
-from stream import dumps
+from values import as_dict, dumps
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXTS = {  # type of a part -> the field of its text
