@@ -153,7 +153,7 @@ def test_descriptors_that_are_closed(gateway, engine, closed):
     """What opened next got their numbers: the log went into the pid file, or to a client."""
     front = gateway()
     front.stop()
-    front.process = subprocess.Popen(["bash", "-c", f'exec "$0" sparks.py {closed}', sys.executable], cwd=ROOT,
+    front.process = subprocess.Popen([*WITH_US, "bash", "-c", f'exec "$0" sparks.py {closed}', sys.executable], cwd=ROOT,
                                      env=clean_environment(**front.settings), start_new_session=True, stdin=subprocess.DEVNULL,
                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     front.pid = front.process.pid
