@@ -26,6 +26,11 @@ class Limits(NamedTuple):
     tokens_per_day: int | None = None
     tokens_per_month: int | None = None
 
+    @property
+    def count_tokens(self):
+        tokens = (self.tokens_per_minute, self.tokens_per_day, self.tokens_per_month)
+        return tokens != (None, None, None)
+
 
 NONE = Limits()
 
@@ -273,6 +278,10 @@ class Gate:
         if not reached and ticket.entered in account.requests:
             account.requests.remove(ticket.entered)
         return self.grant()
+
+    def charge(self, key, tokens, now):
+        """Count tokens of a request that had left before it was known how many it used."""
+        self.account(key).spend(tokens, now)
 
     def unqueue(self, ticket):
         queue = ticket.lane.queues[ticket.key]

@@ -17,11 +17,12 @@ from gevent import get_hub, getcurrent, sleep, socket, spawn
 from gevent.event import Event
 
 import pump
+from counting import Tally
 from engines import images
 from engines.failures import from_engine
 from engines.http1 import Silent
 from errors import ClientGone, InternalError, Refusal, ShuttingDown, UpstreamError, UpstreamTimeout
-from store.ledger import Row, tokens_used
+from store.ledger import Row
 from values import loads
 
 logger = logging.getLogger("sparks")
@@ -131,8 +132,11 @@ class Call:
 
     body     front.body.Body
     frame    a function: bytes of the answer -> bytes for the client's socket
+    tally    counting.Tally, from when its engine gets it
+    charged  an Event: what it used is counted for the key's limits; None while it has the slot
     started  when it began, in epoch seconds; the other moments of its way are by the monotonic
-             clock: begun, entered (the queue), granted (a slot), first (token)
+             clock: begun, entered (the queue), granted (a slot), first (token), finished (all that
+             was asked for)
     """
 
     def __init__(self, gateway, environ, body):
@@ -147,9 +151,10 @@ class Call:
         self.route = ""
         self.key = self.ask = self.usage = None
         self.watch = self.ticket = self.answer = self.counting = None
+        self.tally = self.charged = None
         self.started = time()
         self.begun = monotonic()
-        self.entered = self.granted = self.first = None
+        self.entered = self.granted = self.first = self.finished = None
         gateway.live.add(self)
 
     # -- the client
@@ -172,8 +177,7 @@ class Call:
         """
         if ask.images:
             self.gateway.gate.check(self.key.id, ask.model.lane, self.key.limits, steady_time())
-            found = images.fetch_all(ask.images, self.gateway.settings, self.key.id, self.hold)
-            ask.body = [found[part] if isinstance(part, str) else part for part in ask.body]
+            ask.fill_in(images.fetch_all(ask.images, self.gateway.settings, self.key.id, self.hold))
 
     def hold(self, size):
         """Count bytes that came beside the body.
@@ -187,6 +191,7 @@ class Call:
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
         self.ask = ask
         self.entered = monotonic()
+        self.await_charges()
         if ask.count:  # while the request waits, and while its prompt is read
             self.counting = spawn(self.gateway.fleet.count, ask)
             self.counting.link(lambda _: self.drop_question())
@@ -195,6 +200,14 @@ class Call:
         )
         self.ticket.granted = Event()
         wake(granted)
+
+    def await_charges(self):
+        """Let the key's finished requests be charged, which takes a second at most: its limits
+        could not see what they used."""
+        if self.key.limits.count_tokens:
+            for call in list(self.gateway.live):
+                if call.charged and call.key.id == self.key.id:
+                    call.charged.wait(pump.AFTERWORD)
 
     def turn(self, seconds):
         """Whether the slot came within so many seconds.
@@ -211,6 +224,9 @@ class Call:
 
     def send(self):
         """The engine's Answer, still to come. Raises Refusal."""
+        model = self.ask.model
+        meter = self.gateway.fleet.meter(model)
+        self.tally = Tally(meter, self.ask.body, model.context, self.ask.most)
         self.answer = self.gateway.fleet.send(self.ask, self.id)
         self.ask.body = None
         self.body.abridged = None
@@ -225,13 +241,9 @@ class Call:
     def prompt_tokens(self):
         """How many tokens the prompt has, as counted by now or soon, else estimated."""
         self.counting.join(COUNT_WAIT)
-        if self.counting.successful():
-            tokens = self.counting.value
-        else:
-            tokens = self.gateway.fleet.estimate(self.ask)
-        self.counting.kill(block=False)
+        self.stop_counting()
         self.drop_question()
-        return tokens
+        return self.tally.prompt()
 
     def drop_question(self):
         """Let go of the prompt as it was kept for counting."""
@@ -240,6 +252,24 @@ class Call:
             self.answer.drop_request()
 
     # -- the end
+
+    def finish(self):
+        """All that was asked for has come: the slot serves the next one, while the engine may still
+        tell its figures. Called in the hub."""
+        self.leave(0)
+        self.finished = monotonic()
+        self.charged = Event()
+
+    def hear_out(self):
+        """The client has left an answer that was finished; its engine's figures count all the same.
+        The slot serves others meanwhile."""
+        stream = self.ask.stream
+        attempt(self.unwatch)
+        try:
+            if not self.tally.is_counted(stream):
+                pump.hear_out(self.answer, stream, self.finished + pump.AFTERWORD)
+        except Exception as error:  # also the gateway's own end
+            as_refusal(error)
 
     def settle(self, status, error=None, whole=False):
         """Let go of everything, and write the row. Does nothing the second time.
@@ -258,7 +288,7 @@ class Call:
         if self.answer:
             attempt(self.answer.close, whole)
         attempt(self.note_oddities)
-        row = attempt(self.row, status, error, attempt(self.figures) or {})
+        row = attempt(self.row, status, error, attempt(self.figures, status) or {})
         if self.ticket:
             attempt(self.leave, attempt(lambda: row.tokens) or 0)
         try:
@@ -279,18 +309,35 @@ class Call:
         self.sock.settimeout(self.gateway.settings.stall_timeout)
 
     def stop_counting(self):
-        if self.counting:
+        if self.counting is not None:  # one that has ended counts as false
+            if self.tally and self.counting.successful():
+                self.tally.counted = self.counting.value
             self.counting.kill(block=False)
+            self.counting = None
 
     def leave(self, tokens):
-        """Give the slot, or the place in the queue, to others."""
+        """Give the slot, or the place in the queue, to others, and count what was used."""
+        gate = self.gateway.gate
+        if self.finished:
+            gate.charge(self.key.id, tokens, steady_time())
+            self.charged.set()
+            return
         reached = self.answer is not None
-        wake(self.gateway.gate.leave(self.ticket, tokens, reached, steady_time()))
+        wake(gate.leave(self.ticket, tokens, reached, steady_time()))
 
-    def figures(self):
-        """The tokens of the request as fields of a Row."""
-        stream = self.ask and self.ask.stream
-        return tokens_used(self.usage or stream and stream.usage, stream)
+    def figures(self, status=None):
+        """The tokens of the request as fields of a Row; none if no engine has taken it.
+
+        status   how it ended, or None as long as it goes on
+        """
+        if self.answer is None or self.answer.status not in (None, 200):
+            return {}
+        stream = self.ask.stream
+        usage = stream.usage if stream else self.usage
+        worked = milliseconds(self.granted, monotonic())
+        if status == 200 or self.finished:
+            self.tally.learn(usage, stream, worked)
+        return self.tally.figures(usage, stream, worked if status == LEFT else 0)
 
     def note_oddities(self):
         """Log and count what is odd about the engine's answer: never its words."""
@@ -334,12 +381,22 @@ class Call:
         )
 
     @property
+    def all_said(self):
+        """Whether the engine's last word has come, so that its connection may serve again."""
+        stream = self.ask and self.ask.stream
+        return bool(self.answer and stream and (stream.over or self.answer.ended))
+
+    @property
     def queued_ms(self):
         return milliseconds(self.entered, self.granted)
 
     def close(self):
         """The response is over, whatever became of it."""
-        self.settle(LEFT)
+        try:
+            if self.open and self.finished:
+                self.hear_out()
+        finally:
+            self.settle(LEFT, whole=self.all_said)
         self.sock.settimeout(None)
         if self.body.breaks:
             self.body.discard()
@@ -408,17 +465,20 @@ def relay(call, ask):
         begun = True
         call.first = monotonic()
         yield b""  # the head; all that follows goes through the pump
-        pump.move(answer, stream, call.sock, call.frame, settings, since, events)
+        pump.move(answer, stream, call.sock, call.frame, settings, since, events, call.finish)
+        stream.own_figures = attempt(call.figures) or {}
         last = stream.end()
     except Exception as error:
         fault = as_refusal(error)
         if not begun:
             raise fault from None
+        fault.request_id = call.id
+        stream.own_figures = attempt(call.figures) or {}
         last = stream.fail(fault)
     if fault:
         call.settle(fault.status, fault)
     else:
-        call.settle(200, whole=stream.over or answer.ended)
+        call.settle(200, whole=call.all_said)
     yield last
 
 
@@ -478,6 +538,8 @@ def answer_whole(call, ask, write):
         body = collect(answer, settings, since)
         if answer.status != 200 or not is_stream(answer, body):
             body = checked(answer, body)
+        call.tally.take(body)
+        ask.own_figures = attempt(call.figures) or {}
         data, call.usage = write(body, ask)
     except Exception as error:
         raise as_refusal(error) from None

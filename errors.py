@@ -33,11 +33,13 @@ class Refusal(Exception):
     status, code HTTP status and the short word that programs read
     retry_after  whole seconds until it makes sense to come back, or None
     headers      further response headers
+    request_id   of the request that it answers, once that is known
     """
 
     status = 400
     code = "invalid_request"
     final = False  # trying again cannot help, whatever the status says
+    request_id = None
 
     def __init_subclass__(cls, *, status=None, code=None, final=None):
         """class Strange(Refusal, status=418, code="strange"): what is not given is inherited."""
@@ -105,6 +107,14 @@ class ModelNotFound(Refusal, status=404, code="model_not_found"): ...
 
 
 class MethodNotAllowed(Refusal, status=405, code="method_not_allowed"): ...
+
+
+class NoWebSocket(Refusal, status=426, code="upgrade_required"):
+    """At this status Codex turns to plain requests at once; it would try others five times."""
+
+    @property
+    def headers(self):
+        return super().headers | {"Upgrade": "HTTP/1.1"}  # RFC 9110 15.5.22
 
 
 class BodyTimeout(Refusal, status=408, code="request_timeout"): ...

@@ -16,7 +16,8 @@ from errors import ClientGone, UpstreamTimeout
 READABLE = 1  # as the event loop's watchers take it
 WRITABLE = 2
 READ = 65536  # bytes a read
-AFTERWORD = 5.0  # seconds that an engine has for usage and [DONE] after the last finish
+AFTERWORD = 0.9  # seconds that an engine has for usage and [DONE] after the last finish
+SILENCE = 5.0  # the same where more choices could come
 FLUSH = 2.0  # seconds for the rest of a chunk when a stream is ended early
 TICK = 1.0  # seconds between two sweeps, or half a keep-alive if that is less
 
@@ -60,6 +61,7 @@ class Pump:
     limits   settings with keepalive, stall_timeout, answer_timeout, in seconds
     since    the moment from which the engine's silence counts (monotonic)
     backlog  events that wait for the client already
+    said     a function that is called once all choices have finished, while more may follow
 
     What it knows meanwhile:
 
@@ -69,9 +71,10 @@ class Pump:
     written       the moment at which the client last took something
     token         the moment of the last token, or since when the next one is waited for
     tokens        the stream's count of tokens at the last sweep
+    afterword     the timer of what may follow, or None
     """
 
-    def __init__(self, answer, stream, sock, frame, limits, since, backlog=b""):
+    def __init__(self, answer, stream, sock, frame, limits, since, backlog=b"", said=None):
         """Everything that a chunk needs is looked up here, once."""
         loop = get_hub().loop
         self.source = answer.sock.fileno()
@@ -86,12 +89,14 @@ class Pump:
         self.sock = sock
         self.limits = limits
         self.backlog = backlog
+        self.said = said
         self.left = b""
         self.source_ended = stream.over or answer.ended
         self.result = AsyncResult()
         self.written = monotonic()
         self.token = since
         self.tokens = 0
+        self.afterword = None
 
     def move(self):
         """Run until the engine has said all and the client has taken it.
@@ -109,15 +114,18 @@ class Pump:
         try:
             if self.backlog:
                 self.write(self.backlog)
+            if self.stream.closing:
+                self.on_closing()
             if not self.left:
                 self.go_on()
             sweep.add(self, min(TICK, self.limits.keepalive / 2))
             self.result.get()
         finally:
             sweep.drop(self)
-            for watcher in (self.reader, self.writer):
-                watcher.stop()
-                watcher.close()
+            for watcher in (self.reader, self.writer, self.afterword):
+                if watcher is not None:
+                    watcher.stop()
+                    watcher.close()
 
     def complete(self):
         """Bring a half-written chunk to its end, so that an error event can follow it.
@@ -160,13 +168,28 @@ class Pump:
                 events = self.feed(self.decode(data))
                 if events:
                     self.write(events)
-                if self.stream.over or self.framing.ended:
-                    self.end()
+                if self.stream.closing or self.framing.ended:
+                    self.on_closing()
             else:
                 self.framing.eof()
                 self.end()
         except BaseException as error:  # as in `guarded`, without the cost of its call
             self.stop(error)
+
+    def on_closing(self):
+        """All that was asked for has come, or all that there is: what may follow has its time."""
+        if self.stream.over or self.framing.ended:
+            self.end()
+        elif self.afterword is None:
+            self.afterword = get_hub().loop.timer(AFTERWORD)
+            self.afterword.start(self.guarded, self.on_afterword)
+            if self.said:
+                self.said()
+
+    def on_afterword(self):
+        """No more is waited for, unless the engine has begun another choice meanwhile."""
+        if self.stream.closing:
+            self.end()
 
     def end(self):
         """The engine has said all."""
@@ -226,7 +249,7 @@ class Pump:
         if self.stream.tokens != self.tokens:
             self.tokens = self.stream.tokens
             self.token = now
-        if self.stream.finished and now - self.token > AFTERWORD:
+        if self.stream.finished and now - self.token > SILENCE:
             self.end()
             return
         self.check_engine(now)
@@ -245,3 +268,13 @@ class Pump:
 def move(*args, **options):
     """Move a stream from the engine to the client, to its end. See Pump."""
     Pump(*args, **options).move()
+
+
+def hear_out(answer, stream, until):
+    """Read on behind an answer whose client has left, until a moment (monotonic) at most. Raises
+    Refusal."""
+    while not stream.over and (left := until - monotonic()) > 0:
+        data = answer.read(left)
+        if not data:
+            return
+        stream.feed(data)

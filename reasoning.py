@@ -24,7 +24,7 @@ WORDS = tuple(LEVEL_OF)
 # Numbers of thinking tokens, each with the effort that stands for less of them; from there on: max.
 BUDGETS = ((4096, "low"), (16384, "high"))
 MOST_TOKENS = 1 << 53  # from here on JSON's numbers are not exact
-MODES = ("enabled", "adaptive", "auto", "disabled")  # what `thinking` can say
+MODES = ("enabled", "adaptive", "between_tools", "auto", "disabled")  # what `thinking` can say
 CONTROLS = ("reasoning_effort", "reasoning", "thinking", "think")  # fields; the first one wins
 FIELDS = {  # setting -> the names under which a client gets the reasoning
     "both": ("reasoning", "reasoning_content"),

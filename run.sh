@@ -20,6 +20,7 @@ Sparks, the front door of a model served by vLLM.
   ./run.sh test [...]      other arguments go to pytest
   ./run.sh test --vllm     run the tests against real vLLM on the CPU (installs it: some minutes, 2.5 GB)
   ./run.sh test --clients  run other makers' client programs against the gateway (installs them: 400 MB a program)
+  ./run.sh test --conformance [SUITE...]  run other people's test suites against the gateway (installs them: 1.2 GB)
   ./run.sh test --soak     run the long storm of requests: thousands, aborted at random
   ./run.sh test --wheels   check that every pinned package has a wheel for x86-64 and aarch64, Python 3.11 to 3.13
   ./run.sh bench [...]     measure what the gateway costs, beside nginx; bench/README.md says how to read it
@@ -136,11 +137,18 @@ test_with() {
     --soak) SPARKS_SOAK=1 exec "$python" -m pytest tests/server/test_storm.py "${@:2}" ;;
     --clients) prepare clients; exec "$python" -m pytest -m clients --run-clients "${@:2}" ;;
     --vllm) exec "$python" -m pytest -m vllm tests/engines/test_vllm.py --run-vllm "${@:2}" ;;
+    --conformance) if [ $# = 1 ]; then conformance llm-comply schemathesis langchain bfcl; else conformance "${@:2}"; fi ;;
     "") exec "$python" -m pytest "${several[@]}" ;;
     pure) exec "$python" -m pytest tests/pure "${@:2}" ;;
     server | engines | clients) exec "$python" -m pytest "${several[@]}" "tests/$1" "${@:2}" ;;
     *) exec "$python" -m pytest "$@" ;;
   esac
+}
+
+conformance() {
+  local files=("${@//-/_}")
+  files=("${files[@]/#/tests/conformance/test_}")
+  exec "$python" -m pytest -m conformance --run-conformance "${files[@]/%/.py}"
 }
 
 lint() {

@@ -8,12 +8,18 @@ A stream is fed whatever the engine's socket gave, and returns what the client's
                               `alive_in_chunks` or the API has instead
     end() -> bytes            the last event; raises Refusal where the answer is not whole
     fail(error) -> bytes      the last event of a stream that went wrong
-    .tokens, .thoughts        how many events carried a token, and how many of these a thought
+    .tokens, .thoughts        how many events carried a token, and how many of these a thought; the
+                              arguments of a call count by their length, since they come at once
+    .ends                     how many of the tokens were the end of a choice
     .usage                    the engine's own figures, if it gave them
+    .tokens_at_usage          how many tokens there were when it did so last
+    .own_figures              what stands in for those it doesn't give, in the same names; may be
+                              set before end() and fail()
 
 How far it is, which only the stream itself sets:
 
     .over       the engine's last word has come, [DONE] or a fault: feed no more, call end()
+    .closing    all that was asked for has come, or the last word
     .fault      the Refusal that end() raises, where the engine's last word was one; else None
     .finished   every choice that was asked for has its finish_reason; usage and [DONE] may follow
 
@@ -21,6 +27,7 @@ Source: the WHATWG's event stream grammar; OpenAI's chat completion chunks; what
 """
 
 import re
+from types import NoneType
 
 from engines.failures import from_engine
 from engines.kinds import GIVEN_UP
@@ -32,17 +39,20 @@ from mending.answer import (
     CALL_TAG,
     CUT,
     choices_of,
+    fit_finish,
     index_of,
+    join_parts,
     note_end,
     read_message,
     read_text,
 )
 from mending.thinking import NAMES, LeakedThinking, overlap, set_reasoning
 from mending.tool_calls import ToolCalls, without
-from values import dumps, is_utf8, loads, object_in, objects_in
+from values import as_id, dumps, is_utf8, loads, object_in, objects_in
 
 DONE = b"data: [DONE]\n\n"
 BOM = b"\xef\xbb\xbf"
+BYTES_A_TOKEN = 4  # of a call's arguments: engines give them in events of any length
 MAX_EVENT = 64 << 20  # bytes; an engine that sends more without a blank line is broken
 BLANK = re.compile(rb"(?: |\\[nrt])*+")  # white space, as the inside of a JSON string
 
@@ -168,7 +178,7 @@ class EventTemplate:
                 and LF not in text
                 and CR not in text
                 and text[-1] != BACKSLASH
-                and is_utf8(text)
+                and (text.isascii() or is_utf8(text))
             ):
                 return text
         return None
@@ -189,6 +199,12 @@ class ChoiceState:
         self.thought = False
         self.spoke = False
 
+    @property
+    def is_silent(self):
+        """Whether nothing has come of it, but white space."""
+        begun = self.thought or self.spoke or self.tool_calls.calls
+        return not begun and self.leak.state == "start"
+
 
 class ChatStream:
     """A chat completion stream on its way from engine to client.
@@ -196,6 +212,27 @@ class ChatStream:
     Most events go through as the bytes they are: only one that must change, or that tells how the
     stream goes on, is parsed.
     """
+
+    # Python finds the fields of an object with more than 30 of them in a slower way, and a dialect
+    # has its own beside these: what every event needs is kept apart.
+    __slots__ = (
+        "choices",
+        "early",
+        "events",
+        "fresh",
+        "held",
+        "n",
+        "names",
+        "oddities",
+        "over",
+        "single",
+        "tag",
+        "template",
+        "thoughts",
+        "tokens",
+        "wants_usage",
+        "__dict__",
+    )
 
     chunk_object = "chat.completion.chunk"  # what a chunk's `object` says
     id_prefix = "chatcmpl-"
@@ -228,10 +265,13 @@ class ChatStream:
         self.early = []  # choices (dicts) for a chunk before the one that ends them
         self.oddities = set()
         self.over = False
+        self.closing = False
         self.fault = None
         self.tokens = 0
         self.thoughts = 0
         self.usage = None
+        self.tokens_at_usage = 0
+        self.own_figures = {}
         # signs of life as chunks
         self.head = None  # what they say of the completion: its id, object, created, model
         self.named = False  # the engine's first chunk has come, and they say the same
@@ -315,9 +355,10 @@ class ChatStream:
     def open_choice(self):
         """The index of a choice that may still grow; None after the last finish, which an empty
         chunk would hide from clients that look at the last one."""
-        if not self.choices:
-            return 0
-        return next((at for at, choice in self.choices.items() if not choice.finished), None)
+        if self.finished:
+            return None
+        ended = {at for at, choice in self.choices.items() if choice.finished}
+        return next((at for at in range(self.n or 1) if at not in ended), None)
 
     def empty_choice(self, index):
         return {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
@@ -337,6 +378,10 @@ class ChatStream:
     @property
     def finished(self):
         return self.have_finished(self.n or 1)
+
+    @property
+    def ends(self):
+        return sum(choice.finished for choice in self.choices.values())
 
     def have_finished(self, least):
         """Whether there are at least so many choices, and all of them have their finish_reason."""
@@ -391,7 +436,7 @@ class ChatStream:
         if data is None or not data.strip():
             return b""
         if data.strip() == b"[DONE]":
-            self.over = True
+            self.over = self.closing = True
             return b""
         try:
             chunk = loads(data)
@@ -404,7 +449,7 @@ class ChatStream:
         return self.read_chunk(chunk, data)
 
     def break_off(self, fault):
-        self.over = True
+        self.over = self.closing = True
         self.fault = fault
         return b""
 
@@ -440,18 +485,22 @@ class ChatStream:
     def read_chunk(self, chunk, data):
         """The client's bytes for a chunk (a dict, changed in place), which came as `data`."""
         choices = choices_of(chunk)
+        usage = self.usage
         changed = self.take_usage(chunk, choices)
         if changed is None:
+            self.tokens_at_usage = self.tokens
             return b""
         changed = self.take_model(chunk) or changed
         if self.head is not None:
             changed = self.rename(chunk) or changed
         mended = [self.mend_choice(choice, chunk) for choice in choices]
+        if self.usage is not usage:  # it counts the chunk that it came with
+            self.tokens_at_usage = self.tokens
         if self.fault:
             return b""
         if None in mended:
             kept = [choice for choice, how in zip(choices, mended, strict=True) if how is not None]
-            if not kept:
+            if not kept and not (self.finished and chunk.get("usage")):
                 return b""
             chunk["choices"] = kept
             changed = True
@@ -463,13 +512,14 @@ class ChatStream:
 
     def write_mended(self, chunk, data, changed):
         """The client's bytes for a chunk that is mended, or none while it is held back."""
-        fresh = self.fresh[:]
-        self.fresh.clear()
-        if fresh and not any(choice.get("finish_reason") for choice in choices_of(chunk)):
-            self.held = (chunk, data, changed)
-            self.held_calls = fresh
-            self.template = None
-            return b""
+        if self.fresh:
+            fresh = self.fresh[:]
+            self.fresh.clear()
+            if not any(choice.get("finish_reason") for choice in choices_of(chunk)):
+                self.held = (chunk, data, changed)
+                self.held_calls = fresh
+                self.template = None
+                return b""
         early = b""
         if self.early:
             before = {**chunk, "choices": self.early}
@@ -526,13 +576,23 @@ class ChatStream:
     def mend_choice(self, choice, chunk):
         """Mend a choice in place. Returns whether it changed, or None if nothing is left of it."""
         state = self.choice_state(choice)
-        delta = choice.get("delta")
-        changed = not isinstance(delta, dict)
+        if state.finished:  # more of it is none of the answer
+            return None
+        changed = "message" in choice or not isinstance(choice.get("delta"), dict)
         if changed:
-            delta = choice["delta"] = {}
+            self.take_message(choice, state)
+        delta = choice["delta"]
+        if not isinstance(delta.get("content"), (str, NoneType)):
+            changed = join_parts(delta)
         finishes = bool(choice.get("finish_reason"))  # some engines say "" all along
-        had_words = delta.get("content") or delta.get("tool_calls")
         had_call = bool(delta.get("tool_calls"))
+        if had_call:
+            self.tokens += max(0, length_of_calls(delta) // BYTES_A_TOKEN - 1)
+        if had_call and len(delta) == 1 and not finishes and not choice.get("logprobs"):
+            self.tokens += 1  # a piece of a call alone, as most of them come
+            changed = self.mend_calls(delta, state, chunk) or changed
+            return changed if delta else None
+        had_words = had_call or delta.get("content")
         changed = self.mend_text(delta, state, finishes) or changed
         if had_call:
             changed = self.mend_calls(delta, state, chunk) or changed
@@ -546,11 +606,21 @@ class ChatStream:
             return None
         return changed
 
+    def take_message(self, choice, state):
+        """Give a choice without a delta one. Some engines end with the message instead: that counts
+        where nothing was said, and else says it again."""
+        message = choice.pop("message", None)
+        if not isinstance(choice.get("delta"), dict):
+            choice["delta"] = {}
+            if isinstance(message, dict) and not self.said and state.is_silent:
+                choice["delta"] = self.chunk_of({"message": message})["delta"]
+
     def choice_state(self, choice):
         """The ChoiceState of a choice."""
         index = index_of(choice)
         if index not in self.choices:
             self.choices[index] = ChoiceState(ToolCalls(self.oddities, self.fresh))
+            self.closing = False
         return self.choices[index]
 
     def note_texts(self, delta, state):
@@ -568,7 +638,7 @@ class ChatStream:
         """Mend the pieces of tool calls in a delta. Returns whether it changed."""
         given = delta["tool_calls"]
         calls = state.tool_calls
-        completion_id = chunk.get("id") or "0"
+        completion_id = as_id(chunk.get("id")) or "0"
         pieces = [calls.take(piece, completion_id) for piece in objects_in(delta, "tool_calls")]
         mended = [piece for piece in pieces if piece is not None]
         if calls.renamed and self.held is not None:
@@ -584,6 +654,9 @@ class ChatStream:
         """End a choice (a dict, changed in place). Returns whether it changed."""
         reason = choice["finish_reason"]
         state.finished = True
+        self.single = False  # what comes now has to be read
+        self.template = None
+        self.closing = self.n is not None and self.finished
         if reason in GIVEN_UP and self.counts(choice):
             self.break_off(UpstreamError(ABANDONED))
             return True
@@ -602,10 +675,7 @@ class ChatStream:
             self.early.append({**early, "delta": delta, "finish_reason": None})
             choice["delta"] = {}
             choice["logprobs"] = None
-        cut_short = calls.cut_short and reason not in CUT
-        if cut_short:
-            choice["finish_reason"] = "length"
-        return cut_short or bool(last)
+        return fit_finish(choice, calls) or bool(last)
 
     def counts(self, choice):
         """Whether a choice belongs to the answer."""
@@ -652,8 +722,10 @@ class CompletionStream(ChatStream):
         return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
 
     def mend_choice(self, choice, chunk):
-        """Mend one choice in place. Returns whether it changed."""
+        """Mend a choice in place. Returns whether it changed, or None if nothing is left of it."""
         state = self.choice_state(choice)
+        if state.finished:
+            return None
         finishes = bool(choice.get("finish_reason"))
         self.tokens += bool(choice.get("text") or finishes)
         changed = not isinstance(choice.get("text"), str)
@@ -728,6 +800,13 @@ class PieceStream(ChatStream):
     def read_plain(self, completion):
         completion["choices"] = choices_of(completion)[:1]
         super().read_plain(completion)
+
+
+def length_of_calls(delta):
+    """How long the arguments are that a delta brings."""
+    pieces = [object_in(call, "function") for call in objects_in(delta, "tool_calls")]
+    arguments = [piece.get("arguments") for piece in pieces]
+    return sum(len(text) for text in arguments if isinstance(text, str))
 
 
 def pieces_of(choice):

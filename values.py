@@ -75,3 +75,10 @@ def figure(table, name, otherwise=None):
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     return otherwise
+
+
+def drop_nulls(table, names=None):
+    """Take the fields that are null out of a dict, in place: all of them, or those of `names`."""
+    for name in names or list(table):
+        if table.get(name, "") is None:
+            del table[name]

@@ -6,7 +6,7 @@
     write(answer, ask) -> (bytes, usage)
         The client's body for an answer that is not streamed, and the engine's own figures.
         answer   the engine's: a dict, or the bytes of a stream that nobody asked for
-    refusal(error, request_id) -> bytes
+    refusal(error) -> bytes
         The client's body for a Refusal. `read` and `write` raise them.
 
 Dialects share read.py, which reads a body, engine.py, which makes the engine's request,
@@ -15,6 +15,22 @@ history.py, which reads what has no form here, and sampling.py. The answer's way
 
 from dataclasses import dataclass, field
 from typing import Any
+
+NO_IMAGE = b'{"type":"text","text":"[image: it could not be fetched]"}'  # a part of a chat
+
+
+class Earlier(str):
+    """The address of an image in the history: where none comes, the request goes without.
+
+    where   the place of its part in the client's request
+    around  the bytes of the part before the address and after it, which follow when it is filled in
+    """
+
+    def __new__(cls, url, where):
+        earlier = super().__new__(cls, url)
+        earlier.where = where
+        earlier.around = (b"", b"")
+        return earlier
 
 
 @dataclass
@@ -25,15 +41,18 @@ class Ask:
     body     the JSON as a list of bytes; a str among them is an image's address, in the place where
              the image goes in, as a data URL
     model    engines.fleet.Model
-    stream   a stream of stream.py for the answer, which gets the request's id as its `request_id`;
-             None: it is not streamed
+    stream   a stream of stream.py for the answer, or None: it is not streamed
     extra    what the dialect keeps for `write`
     count    the body of a question how long the prompt is, as a list of bytes; None: nobody needs
              to know before the engine says it
     unseen   how many images were left out of `count`
+    most     how many tokens the answer can have at most, or None
     echo     what the answer repeats of the request, as a list of bytes
-    ignored  what was left out of the client's request, in the words of a header; or an empty text
+    left_out history.Ignored: what was left out of the client's request; None: nothing can be
     oddities what is odd about a plain answer, words of stream.py; a stream has its own
+    own_figures
+             what stands in for the figures that a plain answer's engine does not give, in the same
+             names; a stream has its own
     """
 
     path: str | None
@@ -43,11 +62,35 @@ class Ask:
     extra: dict = field(default_factory=dict)
     count: list | None = None
     unseen: int = 0
+    most: int | None = None
     echo: list = field(default_factory=list)
-    ignored: str = ""
+    left_out: Any = None
     oddities: set = field(default_factory=set)
+    own_figures: dict = field(default_factory=dict)
 
     @property
     def images(self):
         """The addresses of images that are still to be fetched."""
         return [part for part in self.body if isinstance(part, str)]
+
+    def fill_in(self, found):
+        """Put images in.
+
+        found  address -> data URL, as bytes; of those in the history some may be missing
+        """
+        body = []
+        for part in self.body:
+            if not isinstance(part, Earlier):
+                body.append(found[part] if isinstance(part, str) else part)
+            elif part in found:
+                before, after = part.around
+                body += [before, found[part], after]
+            else:
+                self.left_out.add(part.where, "image")
+                body.append(NO_IMAGE)
+        self.body = body
+
+    @property
+    def ignored(self):
+        """What was left out of the client's request, in the words of a header; or an empty text."""
+        return self.left_out.header if self.left_out else ""

@@ -7,45 +7,17 @@ mend what clients get wrong.
 Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v1/chat/completions.
 """
 
-import re
-
 from dialects import sampling
-from dialects.engine import engine_chat, fault_of_image
+from dialects.chat_messages import read_messages
+from dialects.engine import engine_chat
 from dialects.history import Ignored, Past
-from dialects.read import choices_asked, mended, parse, read_stream, typed
+from dialects.read import choices_asked, parse, read_stream, typed
 from errors import InvalidRequest, error_body
-from mending.answer import choices_of, index_of, read_message, required_choices
+from mending.answer import choices_of, fit_nulls, index_of, read_message, required_choices
 from mending.tool_calls import arguments_text
 from stream import ChatStream, chunks_of
-from values import as_dict, dumps, object_in, objects_in
+from values import drop_nulls, dumps, object_in, objects_in
 
-ROLES = {  # a client's -> the engine's
-    "developer": "system",
-    "system": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "function",
-}
-TEXTS = {"text": "text", "input_text": "text", "output_text": "text"}  # types of parts
-MEDIA = {
-    "image_url": "image_url",
-    "input_image": "image_url",
-    "video_url": "video_url",
-    "audio_url": "audio_url",
-}
-FETCHED = ("image_url", "video_url", "audio_url")  # fields whose addresses an engine would fetch
-DATA = {  # what such a field must begin with, beside images
-    "video_url": re.compile(r"data:video/[\w.+-]+;base64,.", re.I),
-    "audio_url": re.compile(r"data:audio/[\w.+-]+;base64,.", re.I),
-}
-REFUSED = {  # where the model is asked about it
-    "input_audio": "audio is not supported; send text or images",
-    "file": "files are not supported; send their text, or images of their pages",
-}
-# Beside OpenAI's types of parts: what some engines know too.
-PASSED = ("refusal", "thinking", "image_embeds", "audio_embeds", "tool_reference")
-KNOWN = {*TEXTS, *MEDIA, *PASSED}
 # Fields of a message that some engines give as null, which OpenAI's schema forbids.
 NEVER_NULL = ("annotations", "function_call", "audio", "tool_calls")
 
@@ -68,151 +40,8 @@ def read(body, fleet):
             return ChatStream(names, usage, n, model.id)
 
     ask = engine_chat(payload, fleet, make_stream)
-    ask.ignored = past.ignored.header
+    ask.left_out = past.ignored
     return ask
-
-
-# ---- messages
-
-
-def bad(where, problem):
-    return InvalidRequest(f"{where} {problem}", "messages")
-
-
-def read_messages(payload, past):
-    """Check the messages, and bring them into the form that engines take, in place.
-
-    past  history.Past
-    """
-    messages = payload.get("messages")
-    if messages is None:
-        raise InvalidRequest(
-            'messages is missing: send a list such as [{"role": "user", "content": "Hello"}]',
-            "messages",
-        )
-    if not isinstance(messages, list) or not messages:
-        raise InvalidRequest("messages must be a list with at least one message", "messages")
-    answered = answered_up_to(messages)
-    for at, message in enumerate(messages):
-        check_message(message, f"messages[{at}]", past if at < answered else None)
-
-
-def answered_up_to(messages):
-    """How many messages there are up to the last that does not ask the model."""
-    for number in range(len(messages), 0, -1):
-        if as_dict(messages[number - 1]).get("role") in ("assistant", "tool", "function"):
-            return number
-    return 0
-
-
-def check_message(message, where, past):
-    """Check one, and bring it into the form that engines take, in place.
-
-    past  history.Past, or None for one that asks the model
-    """
-    if not isinstance(message, dict):
-        raise bad(where, "must be an object with role and content")
-    role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise bad(f"{where}.role", f"must be one of {', '.join(ROLES)}")
-    message["role"] = ROLES[role]
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = [read_part(part, f"{where}.content[{at}]", past) for at, part in enumerate(content)]
-        message["content"] = [part for part in parts if part is not None]
-        if content and not message["content"]:
-            message["content"] = ""
-    elif content is not None and not isinstance(content, str):
-        raise bad(f"{where}.content", "must be a text or a list of parts")
-    read_tool_calls(message, where)
-
-
-def read_part(part, where, past):
-    """A content part as the engine takes it; None for an earlier one that is left out.
-
-    The fields of other media are left out: beside a `uuid` some engines go by such a field,
-    whatever the type says, and would fetch the address in it.
-    """
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, dict):
-        raise bad(where, "must be an object with a type")
-    kind = part.get("type")
-    if not isinstance(kind, str):
-        raise bad(f"{where}.type", "is missing: text or image_url, for example")
-    if past and (kind in REFUSED or kind not in KNOWN):
-        text = past.read(part, where)
-        return {"type": "text", "text": text} if text else None
-    if kind in REFUSED:
-        raise bad(where, f"is {kind}: {REFUSED[kind]}")
-    part = {
-        name: value
-        for name, value in part.items()
-        if name not in FETCHED or name == MEDIA.get(kind)
-    }
-    if kind in TEXTS:
-        if not isinstance(part.get("text"), str):
-            raise bad(f"{where}.text", "must be a text")
-        return {**part, "type": TEXTS[kind]}
-    if kind in MEDIA:
-        return read_media(part, MEDIA[kind], where)
-    if kind not in PASSED:
-        raise bad(f"{where}.type", f"{kind[:40]!r} is unknown: use text or image_url")
-    return part
-
-
-def read_media(part, kind, where):
-    """An image (or a video, where the model takes one) as a part of its own type, `kind`.
-
-    The engine must not fetch addresses, on its own network: the gateway fetches images, and nothing
-    else.
-    """
-    source = part.get(kind)
-    if not isinstance(source, dict):
-        source = {"url": source}
-    url = source.get("url")
-    if not isinstance(url, str):
-        raise bad(f"{where}.{kind}", 'must hold a data URL: {"url": "data:image/png;base64,..."}')
-    fault = None
-    if kind == "image_url":
-        fault = fault_of_image(url)
-    elif not DATA[kind].match(url):
-        example = f"data:{kind[:5]}/...;base64,..."
-        fault = f"must be a data URL ({example}): addresses are not fetched here"
-    if fault:
-        raise bad(f"{where}.{kind}", fault)
-    if kind == "image_url" and isinstance(part.get("detail"), str):
-        source = {"detail": part["detail"], **source}
-    rest = {name: value for name, value in part.items() if name not in ("type", kind, "detail")}
-    return {"type": kind, kind: source, **rest}
-
-
-def read_tool_calls(message, where):
-    """Mend the tool calls of a message in the history, in place: a client that once received broken
-    arguments sends them again with every request."""
-    tool_calls = message.get("tool_calls")
-    if tool_calls is None:
-        return
-    if not isinstance(tool_calls, list):
-        raise bad(f"{where}.tool_calls", "must be a list")
-    for at, tool_call in enumerate(tool_calls):
-        here = f"{where}.tool_calls[{at}]"
-        if isinstance(tool_call, dict) and object_in(tool_call, "custom").get("name"):
-            tool_call = tool_calls[at] = as_function(tool_call)
-        function = object_in(tool_call, "function") if isinstance(tool_call, dict) else {}
-        if not isinstance(function.get("name"), str):
-            raise bad(here, "must hold a function with a name")
-        try:
-            function["arguments"] = mended(function.get("arguments"))
-        except RecursionError:
-            raise bad(here, "has arguments that are nested too deeply") from None
-
-
-def as_function(tool_call):
-    """A call of a custom tool, which takes any text, as a function's."""
-    custom = tool_call["custom"]
-    function = {"name": custom["name"], "arguments": {"input": custom.get("input") or ""}}
-    return {"id": tool_call.get("id"), "type": "function", "function": function}
 
 
 # ---- the other fields
@@ -220,6 +49,8 @@ def as_function(tool_call):
 
 def read_tools(payload):
     """Check tools and tool_choice, and bring them into the nested form, in place."""
+    if payload.get("functions"):  # engines do without a word
+        raise InvalidRequest("functions are not supported: send them as tools", "functions")
     tools = typed(payload, "tools", list, "a list")
     if tools == []:  # some engines refuse a tool_choice beside it
         del payload["tools"]
@@ -260,7 +91,7 @@ def read_tool(tool, where):
 # ---- the plain answer
 
 
-def refusal(error, request_id=None):
+def refusal(error):
     """A Refusal in OpenAI's shape, as bytes."""
     return dumps(error_body(error))
 
@@ -276,16 +107,14 @@ def write(answer, ask):
         message = choice.get("message")
         if isinstance(message, dict):
             fit_schema(message)
-    if "model" in answer:
-        answer["model"] = ask.model.id
+    answer["model"] = ask.model.id
+    fit_nulls(answer)
     return dumps(answer), answer.get("usage")
 
 
 def fit_schema(message):
     """Bring an engine's message, which is mended already, into OpenAI's form, in place."""
-    for name in NEVER_NULL:
-        if message.get(name, "") is None:
-            del message[name]
+    drop_nulls(message, NEVER_NULL)
     message.setdefault("refusal", None)
 
 

@@ -8,9 +8,9 @@ Source: the gateway's specification, pages 2 and 3; OpenAI's reference of POST /
 
 from dialects import Ask, sampling
 from dialects.engine import model_for, written
-from dialects.read import choices_asked, parse, read_stream, typed
+from dialects.read import choices_asked, parse, read_stream, typed, whole_ids
 from errors import InvalidRequest, error_body
-from mending.answer import choices_of, index_of, read_text, required_choices
+from mending.answer import choices_of, fit_nulls, index_of, read_text, required_choices
 from stream import CompletionStream, chunks_of, data_event
 from values import dumps
 
@@ -42,13 +42,14 @@ def read(body, fleet):
         payload["max_tokens"] = MAX_TOKENS
     sampling.fill_in(payload, model.sampling)
     payload["model"] = model.engine_id
-    if not streams:
-        return Ask(PATH, written(payload), model)
-    payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
     n = choices_asked(payload.get("n"))
     if n is not None:
         n *= prompts
-    return Ask(PATH, written(payload), model, PromptStream(usage, n, model.id))
+    most = sampling.most_tokens(payload, n)
+    if not streams:
+        return Ask(PATH, written(payload), model, most=most)
+    payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
+    return Ask(PATH, written(payload), model, PromptStream(usage, n, model.id), most=most)
 
 
 def read_prompt(payload):
@@ -62,6 +63,7 @@ def read_prompt(payload):
         return 1
     if not isinstance(prompt, list) or not prompt:
         raise InvalidRequest(f"prompt {EXPECTED}, and not empty", "prompt")
+    prompt = payload["prompt"] = whole_ids(prompt)
     if are_tokens(prompt):
         return 1
     for one in prompt:
@@ -86,13 +88,9 @@ def write(answer, ask):
     for choice in required_choices(answer):
         choice.setdefault("logprobs", None)
         read_text(choice, ask.oddities)
-    if "model" in answer:
-        answer["model"] = ask.model.id
-    usage = answer.get("usage")
-    if isinstance(usage, dict):  # some engines' nulls in it OpenAI's schema forbids
-        usage = {name: value for name, value in usage.items() if value is not None}
-        answer["usage"] = usage
-    return dumps(answer), usage
+    answer["model"] = ask.model.id
+    fit_nulls(answer)
+    return dumps(answer), answer.get("usage")
 
 
 def collected(events, oddities):
@@ -130,7 +128,7 @@ def add(whole, choice):
     }
 
 
-def refusal(error, request_id=None):
+def refusal(error):
     """A Refusal in OpenAI's shape, as bytes."""
     return dumps(error_body(of_prompt(error)))
 

@@ -14,7 +14,7 @@ from base64 import b64decode, b64encode
 from dialects import Ask
 from dialects.completions import are_tokens
 from dialects.engine import model_for, written
-from dialects.read import parse, typed
+from dialects.read import parse, typed, whole_ids
 from errors import InvalidRequest, UpstreamError, error_body
 from values import dumps
 
@@ -43,7 +43,7 @@ def read(body, fleet):
     model = model_for(fleet, name, "embedding")
     payload |= {"model": model.engine_id, "encoding_format": form}
     extra = {"form": form, "dimensions": dimensions, "inputs": inputs}
-    return Ask(PATH, written(payload), model, extra=extra)
+    return Ask(PATH, written(payload), model, extra=extra, most=0)
 
 
 def read_form(payload):
@@ -78,6 +78,7 @@ def read_input(payload):
         return 1
     if not isinstance(given, list) or not given:
         raise InvalidRequest(f"input {EXPECTED}", "input")
+    given = payload["input"] = whole_ids(given)
     if are_tokens(given):
         return 1
     types = {type(one) for one in given}
@@ -100,7 +101,9 @@ def write(answer, ask):
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         usage = None
-    answer["usage"] = usage or {"prompt_tokens": 0, "total_tokens": 0}
+    counted = ask.own_figures.get("prompt_tokens", 0)
+    answer["usage"] = usage or {"prompt_tokens": counted, "total_tokens": counted}
+    answer["model"] = ask.model.id
     return dumps(answer), usage
 
 
@@ -168,7 +171,7 @@ def shortened(numbers, dimensions):
     return array("f", (number / length for number in numbers))
 
 
-def refusal(error, request_id=None):
+def refusal(error):
     """A Refusal in this API's words, as bytes: what is too long for the context is the input."""
     if error.param == "messages":
         error.param = "input"

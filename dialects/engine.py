@@ -5,7 +5,7 @@ import hashlib
 import re
 
 import reasoning
-from dialects import Ask, sampling
+from dialects import Ask, Earlier, sampling
 from dialects.read import too_deep
 from errors import InvalidRequest
 from mending.thinking import set_reasoning
@@ -35,11 +35,14 @@ def engine_chat(payload, fleet, make_stream=None, **extra):
     """
     model = fit_to_model(payload, fleet)
     names = reasoning.FIELDS[model.reasoning_field]
+    stream = None
     if make_stream is None:
         extra = {"names": names, **extra}
-        return Ask(CHAT, written(payload, images_of(payload)), model, extra=extra)
-    payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
-    return Ask(CHAT, written(payload, images_of(payload)), model, make_stream(names, model), extra)
+    else:
+        payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
+        stream = make_stream(names, model)
+    most = sampling.most_tokens(payload, payload.get("n") or 1)
+    return Ask(CHAT, written(payload, images_of(payload)), model, stream, extra, most=most)
 
 
 def model_for(fleet, name, purpose):
@@ -125,15 +128,16 @@ def without_images(message):
 
 
 def images_of(payload):
-    """The image_url objects of a chat that hold an address. Raises InvalidRequest where an engine
+    """The parts of a chat that are an image with an address. Raises InvalidRequest where an engine
     would read something else, a file of its own for example."""
     found = [
-        part.get("image_url")
+        part
         for message in payload["messages"]
         for part in images_in(message)
         if not is_data(part.get("image_url"))
     ]
-    if not all(isinstance(source, dict) and is_address(source.get("url")) for source in found):
+    sources = [part.get("image_url") for part in found]
+    if not all(isinstance(source, dict) and is_address(source.get("url")) for source in sources):
         raise InvalidRequest(f"an image must be {IMAGE} or an http(s) address", "messages")
     return found
 
@@ -168,6 +172,17 @@ def is_base64(url, begin):
         return False
 
 
+def as_earlier(part, where):
+    """A part of the history; if it is an image, its address may lead nowhere by now.
+
+    where  its place in the client's request
+    """
+    source = part.get("image_url")
+    if is_image(part) and is_address(source["url"]):
+        source["url"] = Earlier(source["url"], where)
+    return part
+
+
 def is_data(source):
     """Whether an image_url object holds a data URL."""
     url = source.get("url") if isinstance(source, dict) else None
@@ -185,7 +200,7 @@ def written(payload, images=()):
     """A payload as the bytes for the engine, a list: while the request waits for its slot, nothing
     else of it is kept. Raises InvalidRequest where it is nested too deeply.
 
-    images   the image_url objects in it, in their order, whose addresses are to stand as a str
+    images   the parts of images in it, in their order, whose addresses are to stand as a str
              between the bytes; changed in place
     """
     try:
@@ -194,12 +209,16 @@ def written(payload, images=()):
         raise too_deep() from None
     if not images:
         return [text]
-    urls = [image["url"] for image in images]
+    urls = [image["image_url"]["url"] for image in images]
     mark = "image:" + hashlib.sha256(text).hexdigest()  # a text can't hold a hash of itself
     for image in images:
-        image["url"] = mark
+        image["image_url"]["url"] = mark
     first, *rest = dumps(payload).split(mark.encode())
     body = [first]
-    for url, piece in zip(urls, rest, strict=True):
+    for image, url, piece in zip(images, urls, rest, strict=True):
+        if isinstance(url, Earlier):  # all of the part goes with it
+            before, after = url.around = tuple(dumps(image).split(mark.encode()))
+            body[-1] = body[-1].removesuffix(before)
+            piece = piece.removeprefix(after)
         body += [url, piece]
     return body

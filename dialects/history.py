@@ -15,6 +15,10 @@ MOST_BYTES = 1000
 LONGEST = 60  # characters of a type or a name
 LONGEST_CALL = 300  # characters of what a tool was called with; a long text is whole up to there
 DEEPEST = 8  # objects and lists round a text
+UNTYPED = "untyped"
+# Types that say no more than that it is a text.
+PLAIN = ("text", "input_text", "output_text", UNTYPED)
+DATA = re.compile(r"data:[^,]{0,200};base64,", re.I)  # no text, though it may stand for an address
 UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")  # in a header, where a client's own words must not stand
 # The fields in which results, contents and errors of all kinds hold their texts.
 READABLE = (
@@ -35,6 +39,7 @@ READABLE = (
     "results",
     "resource",
     "lines",
+    "tabs",
     "logs",
     "stdout",
     "stderr",
@@ -86,14 +91,18 @@ class Past:
             self.calls.setdefault(ident, call)
 
     def read(self, value, where, call_id=None):
-        """A block or an item of some type as a text; an empty one where it is left out."""
-        kind = value["type"]
+        """A block, an item or a part of any form as a text; an empty one where it is left out."""
+        kind = type_of(value)
         if kind in FILES:
             return self.read_file(value, where)
-        text = "\n".join(texts_in(value))
+        lost = []
+        text = "\n".join(texts_in(value, lost))
         if not text:
-            self.ignored.add(where, kind)
-            return ""
+            lost = [] if value == "" else [kind]
+        for one in lost:
+            self.ignored.add(where, one)
+        if not text or kind in PLAIN:
+            return text
         call = value
         if isinstance(call_id, str):
             call = self.calls.pop(call_id, value)  # told once: it may be large, and results many
@@ -116,35 +125,69 @@ class Past:
         return f"[{label}: it could not be read here]"
 
 
-def texts_in(value, depth=DEEPEST):
-    """The texts that a model can read in a block or an item, in their order."""
+def type_of(value):
+    """The type of a block, an item or a part."""
+    kind = as_dict(value).get("type")
+    return kind if kind and isinstance(kind, str) else UNTYPED
+
+
+def as_content(value):
+    """What stands in the place of a content as a text or a list."""
+    if value is None:
+        return []
+    if isinstance(value, (str, list)):
+        return value
+    return [value] if isinstance(value, dict) else in_json(value)
+
+
+def texts_in(value, lost, depth=DEEPEST):
+    """The texts that a model can read in a block or an item, in their order.
+
+    lost  gets the types of those inside of it that hold none
+    """
     if isinstance(value, str):
-        if value.strip():
+        if value.strip() and not DATA.match(value):
             yield value
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield str(value)
     elif depth and isinstance(value, list):
         for one in value:
-            yield from texts_in(one, depth - 1)
+            found = list(texts_in(one, lost, depth - 1))
+            if not found:
+                lost.append(type_of(one))
+            yield from found
     elif depth and isinstance(value, dict):
-        if value.get("type") == "document":
-            yield from texts_in(value.get("title"))
-            yield from document_texts(value)
-            return
-        for name, inner in value.items():
-            if name in READABLE:
-                yield from texts_in(inner, depth - 1)
+        yield from texts_of(value, lost, depth)
+
+
+def texts_of(value, lost, depth):
+    """Those of an object."""
+    if value.get("type") == "document":
+        yield from texts_in(value.get("title"), lost, depth)
+        texts = document_texts(value)
+        if not texts:
+            lost.append("document")
+        yield from texts
+        return
+    for name, inner in value.items():
+        if name in READABLE:
+            yield from texts_in(inner, lost, depth - 1)
 
 
 def document_texts(block):
-    """The texts of a document that holds texts."""
+    """The texts of a document that holds texts, and what the client says of it before them."""
     source = as_dict(block.get("source"))
+    texts = []
     if source.get("type") == "text" and isinstance(source.get("data"), str):
-        return [source["data"]]
+        texts = [source["data"]]
     if source.get("type") == "content":
         content = source.get("content")
         if isinstance(content, str):
-            return [content]
-        return [one["text"] for one in map(as_dict, as_list(content)) if has_text(one)]
-    return []
+            texts = [content]
+        texts += [one["text"] for one in map(as_dict, as_list(content)) if has_text(one)]
+    if texts and block.get("context") and isinstance(block["context"], str):
+        return [block["context"], *texts]
+    return texts
 
 
 def has_text(block):

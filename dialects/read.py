@@ -66,6 +66,19 @@ def whole(value):
     return value
 
 
+def whole_ids(given):
+    """Token ids, a list or a list of lists, in which floats may stand for whole numbers."""
+    if list in set(map(type, given)):
+        return [whole_numbers(one) if isinstance(one, list) else one for one in given]
+    return whole_numbers(given)
+
+
+def whole_numbers(values):
+    if float in set(map(type, values)):
+        return [whole(value) for value in values]
+    return values
+
+
 def is_large_float(value):
     """Whether a value may be a whole number, such as a large seed, of which orjson made a float."""
     return isinstance(value, float) and abs(value) >= 1 << 63
@@ -110,7 +123,7 @@ def choices_asked(n):
 def mended(arguments):
     """A tool call's arguments, as a client has them in its history, as the text of a JSON object:
     chat templates insist on one. What is no object goes into one, as {"input": …}. Raises
-    RecursionError where they are nested too deeply."""
+    RecursionError where they are no text, and nested too deeply."""
     if isinstance(arguments, dict):
         return dumps(arguments).decode()
     if arguments is None or isinstance(arguments, str) and not arguments.strip():
@@ -121,4 +134,6 @@ def mended(arguments):
             value = loads(arguments.encode())
         if isinstance(value, dict):
             return arguments
-    return dumps({"input": value}).decode()
+        with suppress(RecursionError):  # it is read deeper than it is written
+            return dumps({"input": value}).decode()
+    return dumps({"input": arguments}).decode()

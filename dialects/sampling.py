@@ -54,6 +54,14 @@ def read_lengths(payload, least=1):
             raise InvalidRequest(f"{name} must be {expected}", name)
 
 
+def most_tokens(payload, choices=1):
+    """How many tokens the answer can have, as the payload for the engine says it, or None."""
+    most = first_of(payload, LENGTH_NAMES)
+    if type(most) is int and type(choices) is int:
+        return most * choices
+    return None
+
+
 def read_format(payload):
     """Bring `response_format` into the form that engines take: a schema has a name, and without a
     schema it is plain JSON mode. Raises InvalidRequest."""

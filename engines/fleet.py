@@ -10,6 +10,7 @@ from gevent import Timeout
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
+from counting import IMAGE_TOKENS, Meter, length_of_request
 from engines.http1 import Off, Pool, Refused, Silent
 from engines.kinds import OTHER, Kind, kind_of
 from errors import (
@@ -30,9 +31,7 @@ COUNT_TIMEOUT = 10  # seconds for the count of a prompt's tokens
 COUNTS = 8  # prompts that one engine is asked to count at once
 MAX_LIST = 4 << 20  # bytes of a list of models
 MAX_COUNT = 64 << 20  # bytes of the answer to a count: some engines list the tokens too
-# For an estimate where no engine counts. Images are never counted by one.
-BYTES_A_TOKEN = 4
-IMAGE_TOKENS = 1500
+MOST_METERS = 100  # models whose counting is remembered
 # What a probe may meet: an engine's JSON can be of any shape.
 PROBE_FAULTS = (Silent, Refusal, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -197,7 +196,8 @@ class Fleet:
     Each model goes to the first engine that has it, one that is up before one that is off. The
     default model, and the one that the setting `model` names, are the first engine's.
 
-    known  all Models, loaded or not
+    known   all Models, loaded or not
+    meters  {lane: counting.Meter}
     """
 
     def __init__(self, settings):
@@ -205,6 +205,7 @@ class Fleet:
         self.engines = [Engine(url, settings.upstream_key) for url in settings.upstream]
         self.probed = Event()
         self.never_probed = set(self.engines)
+        self.meters = {}
         self.update()
 
     # -- what there is
@@ -410,9 +411,16 @@ class Fleet:
             logger.warning("the engine did not count a prompt: %s", type(error).__name__)
         return self.estimate(ask)
 
-    @staticmethod
-    def estimate(ask):
-        return sum(map(len, ask.count or ())) // BYTES_A_TOKEN + 1 + ask.unseen * IMAGE_TOKENS
+    def estimate(self, ask):
+        """The same without asking the engine."""
+        length, _ = length_of_request(ask.count or ())
+        return self.meter(ask.model).prompts.estimate(length) + ask.unseen * IMAGE_TOKENS
+
+    def meter(self, model):
+        """The Meter of a Model, which outlives that object."""
+        if model.lane not in self.meters and len(self.meters) >= MOST_METERS:
+            del self.meters[next(iter(self.meters))]
+        return self.meters.setdefault(model.lane, Meter())
 
 
 class FleetForKey:

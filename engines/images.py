@@ -470,22 +470,31 @@ def too_large(host, most):
 
 def fetch_all(urls, settings, owner=None, hold=lambda size: None):
     """{url: data URL, as bytes} of all, fetched at the same time, and each once. One that fails
-    ends the others. Raises Refusal. See `fetch`."""
-    if len(urls) > settings.max_images:
+    ends the others. Raises Refusal. See `fetch`.
+
+    Those in a history, which come again with every request, are left out where they fail, or where
+    there are too many: the last ones are fetched then.
+    """
+    needed = [url for url in urls if type(url) is str]
+    if len(needed) > settings.max_images:
         raise InvalidRequest(
-            f"there are {len(urls)} images to fetch, and at most {settings.max_images} are; "
+            f"there are {len(needed)} images to fetch, and at most {settings.max_images} are; "
             "send others as data URLs",
             "messages",
         )
-    tasks = {gevent.spawn(attempt, url, settings, owner, hold): url for url in dict.fromkeys(urls)}
+    wanted = list(dict.fromkeys([*needed, *reversed(urls)]))[: settings.max_images]
+    tasks = {gevent.spawn(attempt, str(url), settings, owner, hold): url for url in wanted}
     found = {}
     try:
         for task in gevent.iwait(list(tasks)):
-            if not isinstance(task.value, bytes):
+            url = tasks[task]
+            if isinstance(task.value, bytes):
+                found[url] = task.value
+            elif url in needed or not isinstance(task.value, (InvalidRequest, TooLarge)):
                 raise task.value
-            found[tasks[task]] = task.value
         # The engine gets each as often as it is named.
-        hold(sum(len(found[url]) for url in urls) - sum(map(len, found.values())))
+        often = sum(len(found[url]) for url in urls if url in found)
+        hold(often - sum(map(len, found.values())))
     finally:
         gevent.killall(list(tasks), block=False)  # also when the client leaves
     return found

@@ -86,9 +86,10 @@ class Front:
             headers, body = serve(call, dialect)
         except Exception as error:
             refusal = as_refusal(error)
+            refusal.request_id = call.id
             call.settle(refusal.status, refusal)
             status = refusal.status
-            body = [dialect.refusal(refusal, call.id)]
+            body = [dialect.refusal(refusal)]
             headers = [*JSON, ("Content-Length", str(len(body[0]))), *refusal.headers.items()]
         phrase = http.client.responses.get(status, "Unknown")
         start_response(f"{status} {phrase}", [*headers, *response_headers(call, environ)])
@@ -106,7 +107,6 @@ def serve(call, dialect):
         ask.echo[:] = [whole_echo(call.body.restore(ask.echo))]
     del text  # it may be large, and the answer take minutes
     if ask.stream is not None:
-        ask.stream.request_id = call.id
         events = relay(call, ask)
         first = next(events)  # a Refusal here is still an HTTP status
         return STREAM_HEADERS + ignored_header(ask), chain([first], events)

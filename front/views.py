@@ -9,7 +9,7 @@ from werkzeug.exceptions import HTTPException
 
 from call import as_refusal
 from dialects import chat, messages
-from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound
+from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound, NoWebSocket
 from front.edge import check_edge, check_key, knows_edge, preflight_headers, response_headers
 from front.routes import ROUTES, existing
 from pages import help
@@ -274,10 +274,10 @@ def refused(error):
     if isinstance(error, HTTPException):
         error = from_werkzeug(error)
     refusal = request.environ["sparks.refusal"] = as_refusal(error)
+    refusal.request_id = request.environ["sparks.call"].id
     headers |= refusal.headers
     dialect = messages if speaks_anthropic(request) else chat
-    body = dialect.refusal(refusal, request.environ["sparks.call"].id)
-    return Response(body, refusal.status, headers, mimetype="application/json")
+    return Response(dialect.refusal(refusal), refusal.status, headers, mimetype="application/json")
 
 
 def speaks_anthropic(request):
@@ -289,6 +289,8 @@ def from_werkzeug(error):
     where = f"{request.method} {request.path[:200]}"
     if error.code == 404:
         return NotFound(f"{where} is nothing here; there are {existing()}")
+    if error.code == 405 and request.headers.get("Upgrade", "").lower() == "websocket":
+        return NoWebSocket(f"{where} speaks no WebSocket; send a POST, with stream: true")
     if error.code == 405:
         return MethodNotAllowed(f"{where} is not allowed; there are {existing()}")
     if error.code is not None and 400 <= error.code < 500:

@@ -4,12 +4,14 @@ from engines.kinds import GIVEN_UP
 from errors import UpstreamError
 from mending.thinking import NAMES, set_reasoning, split_thinking
 from mending.tool_calls import ToolCalls
-from values import object_in, objects_in
+from values import as_dict, as_id, drop_nulls, object_in, objects_in
 
 CALL_TAG = b"<tool_call>"  # how several models write a call, which an engine's parser takes out
 ABANDONED = "the engine gave this answer up; send the request again"
 BROKE_OFF = "the engine broke off before the answer was finished; send the request again"
 FINISHES = ("stop", "length", "tool_calls", "content_filter", "function_call")
+# Fields of an answer that some engines give as null, which OpenAI's schema forbids, or did lately.
+NEVER_NULL = ("service_tier", "system_fingerprint", "usage")
 CUT = ("length", "content_filter")  # the finish_reasons of an answer that is not all there
 
 # What is odd about an answer, and worth counting: Ask.oddities, sparks_oddities_total{kind}. Others
@@ -44,6 +46,21 @@ def note_end(reason, calls, only_thought, oddities):
         oddities.add(ONLY_REASONING)
 
 
+def fit_finish(choice, calls):
+    """Give a choice that ends, with these ToolCalls, a finish_reason that is true and that clients
+    know: by another one some SDKs run no tool. Returns whether it had another one."""
+    reason = choice.get("finish_reason")
+    if not reason or reason in CUT:
+        return False
+    fitting = reason
+    if calls.cut_short:
+        fitting = "length"
+    elif reason not in FINISHES or reason == "tool_calls" and not calls.begun:
+        fitting = "tool_calls" if calls.begun else "stop"
+    choice["finish_reason"] = fitting
+    return fitting != reason
+
+
 def read_message(choice, completion_id, names, oddities):
     """Mend a choice of a plain completion as a stream does one, in place. Of a whole message more
     is known: each of its tool calls is one of its own, and its thinking may have lost its opening
@@ -53,9 +70,9 @@ def read_message(choice, completion_id, names, oddities):
     oddities   a set, to which what is odd is added
     """
     reason = choice.get("finish_reason")
-    if reason:
-        check_finish(reason)
-    message = object_in(choice, "message")
+    check_finish(reason)
+    message = choice["message"] = object_in(choice, "message")
+    join_parts(message)
     content = message.get("content")
     thought = ""
     if isinstance(content, str):
@@ -66,7 +83,7 @@ def read_message(choice, completion_id, names, oddities):
     calls = ToolCalls(oddities, [])
     if message.get("tool_calls"):
         given = objects_in(message, "tool_calls")
-        message["tool_calls"] = calls.whole(given, completion_id or "0", reason in CUT)
+        message["tool_calls"] = calls.whole(given, as_id(completion_id) or "0", reason in CUT)
         if not message["tool_calls"]:
             del message["tool_calls"]
     thoughts = [message[name] for name in names if message.get(name)]
@@ -75,18 +92,49 @@ def read_message(choice, completion_id, names, oddities):
     texts = (message.get("content"), message.get("refusal"))
     spoke = any(isinstance(text, str) and text.strip() for text in texts)
     note_end(reason, calls, bool("".join(thoughts).strip()) and not spoke, oddities)
-    if calls.cut_short and reason and reason not in CUT:
-        choice["finish_reason"] = "length"
+    fit_finish(choice, calls)
 
 
 def read_text(choice, oddities):
     """Mend a choice of a plain text completion. Raises UpstreamError where it is no answer."""
     reason = choice.get("finish_reason")
-    if reason:
-        check_finish(reason)
-    note_end(reason, ToolCalls(oddities, []), False, oddities)
+    check_finish(reason)
+    calls = ToolCalls(oddities, [])
+    note_end(reason, calls, False, oddities)
+    fit_finish(choice, calls)
     if not isinstance(choice.get("text"), str):
         choice["text"] = ""
+
+
+def fit_nulls(answer):
+    """Take the nulls out of a plain answer that OpenAI's schema forbids, in place."""
+    drop_nulls(answer, NEVER_NULL)
+    drop_nulls(object_in(answer, "usage"))
+
+
+def join_parts(message):
+    """Make texts of content that is a list of parts, in a message or a delta, in place. Returns
+    whether it was: any other content than that, a text or null is none."""
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return False
+    texts = {"text": "", "thinking": ""}
+    for part in objects_in(message, "content"):
+        kind = part.get("type")
+        if kind in texts:
+            texts[kind] += text_of(part.get(kind))
+    message["content"] = texts["text"]
+    if texts["thinking"] and not any(message.get(name) for name in NAMES):
+        message[NAMES[0]] = texts["thinking"]
+    return True
+
+
+def text_of(value):
+    """The text in a part: one, or a list of texts."""
+    if isinstance(value, list):
+        texts = [as_dict(part).get("text") for part in value]
+        return "".join(text for text in texts if isinstance(text, str))
+    return value if isinstance(value, str) else ""
 
 
 def index_of(choice):

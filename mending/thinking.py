@@ -90,7 +90,9 @@ def split_thinking(content, thought=False):
         quoted = before.endswith(("`", "'", '"'))
         if tag and OPEN not in before and not quoted:
             return before.strip(), after.lstrip()
-    return reasoning.strip(), rest
+    if not thought:
+        reasoning = reasoning.strip()
+    return reasoning, rest
 
 
 def set_reasoning(message, names, extra=""):

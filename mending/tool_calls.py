@@ -48,6 +48,8 @@ class ObjectEnd:
         """As much of the text as belongs to the object."""
         if self.reached or not text:
             return ""
+        if self.in_string and not self.escaping and '"' not in text and "\\" not in text:
+            return text
         begin = int(self.escaping)
         self.escaping = False
         for found in MARK.finditer(text, begin):
@@ -124,7 +126,7 @@ class ToolCall:
             return False
         if self.index is not None and self.first is None and name != self.name:
             return True
-        return self.whole and bool(text.strip())
+        return self.whole and text.lstrip().startswith("{")
 
     @property
     def cut_short(self):
@@ -168,6 +170,29 @@ class ToolCalls:
 
     def take(self, piece, completion_id):
         """What the client gets for a piece of a call: a dict, or None where that is nothing."""
+        call = self.going_on(piece)
+        if call is not None:
+            given = piece["function"]["arguments"]
+            text = call.take(given)
+            if text == given:
+                return piece
+            return {**piece, "function": {"arguments": text}} if text else None
+        return self.take_any(piece, completion_id)
+
+    def going_on(self, piece):
+        """The call that has begun and that a piece of arguments alone goes on with, as most pieces
+        do; else None."""
+        function = piece.get("function")
+        if len(piece) != 2 or not isinstance(function, dict) or len(function) != 1:
+            return None
+        index = piece.get("index")
+        call = self.by_index.get(index) if type(index) is int else None
+        if call is None or call.index != index or call.first is not None:
+            return None
+        return call if isinstance(function.get("arguments"), str) else None
+
+    def take_any(self, piece, completion_id):
+        """The same of a piece of which nothing is known."""
         function = object_in(piece, "function")
         name = name_in(function)
         text = arguments_text(function.get("arguments"))
@@ -215,14 +240,15 @@ class ToolCalls:
         call = self.by_id.get(engine_id)
         if call is not None:
             new_index = engine_index is not None and engine_index not in self.by_index
-            if name and new_index and call.indexed:  # some engines give several calls one id
+            if new_index and call.indexed:  # some engines give several calls one id
                 return None
             return None if call.is_followed(name, text) else call
         if engine_index is not None:
             call = self.by_index.get(engine_index)
             if call is None or call.is_followed(name, text):
                 return None
-            return None if engine_id and name and (call.id or call.arguments) else call
+            new_id = engine_id is not None and engine_id not in self.by_id
+            return None if new_id and name and (call.id or call.arguments) else call
         if not self.calls or name and (engine_id or self.calls[-1].name):
             return None
         return self.calls[-1]

@@ -25,7 +25,6 @@ RETRY = 0.02  # seconds between two tries
 MOST_WAITING = 10_000  # rows in memory; beyond it the oldest are lost, and counted
 COMPLAIN = 60  # seconds between two log lines about one fault
 STEP = 500  # rows written or deleted in one go
-MOST_TOKENS = 1 << 40  # of one request; more is no figure, and would break the sums
 MINUTE = 60  # seconds
 DAY = 86400
 
@@ -68,35 +67,6 @@ class Row(NamedTuple):
     @property
     def tokens(self):
         return (self.prompt_tokens or 0) + (self.completion_tokens or 0)
-
-
-def tokens_used(usage, stream):
-    """A Row's token columns as a dict, without those that are unknown.
-
-    usage   the engine's own figures, as OpenAI's `usage` object, or whatever it sent in its place
-    stream  counts the tokens that came through, for an engine that gave no figures; or None
-    """
-    if not isinstance(usage, dict):
-        usage = {}
-    found = {
-        "prompt_tokens": token_count(usage, "prompt_tokens"),
-        "completion_tokens": token_count(usage, "completion_tokens"),
-        "cached_tokens": token_count(usage.get("prompt_tokens_details"), "cached_tokens"),
-        "reasoning_tokens": token_count(usage.get("completion_tokens_details"), "reasoning_tokens"),
-    }
-    if found["completion_tokens"] is None and stream is not None and stream.tokens:
-        found.update(
-            completion_tokens=stream.tokens, reasoning_tokens=stream.thoughts, counted="gateway"
-        )
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def token_count(usage, name):
-    """That figure, or None where an engine sent something else than a number of tokens."""
-    value = usage.get(name) if isinstance(usage, dict) else None
-    if type(value) is int and 0 <= value <= MOST_TOKENS:  # JSON's true is an int to isinstance
-        return value
-    return None
 
 
 # ---- writing a row

@@ -24,9 +24,11 @@ from support.real_engines import install_vllm, serve  # noqa: E402
 
 # ---- options
 
-# The same examples each time; --hypothesis-profile=many tries other ones, and many.
+# The same examples each time; --hypothesis-profile=many tries other ones, and many. What must hold for the odd answers of all
+# engines is worth most, some minutes: ./run.sh test tests/pure/test_reading.py --hypothesis-profile=most
 hypothesis.settings.register_profile("few", deadline=None, derandomize=True, database=None, max_examples=30)
 hypothesis.settings.register_profile("many", deadline=None, database=None, max_examples=1000)
+hypothesis.settings.register_profile("most", deadline=None, database=None, max_examples=10_000)
 hypothesis.settings.load_profile("few")
 
 
@@ -34,11 +36,12 @@ hypothesis.settings.load_profile("few")
 def pytest_addoption(parser):
     parser.addoption("--run-vllm", action="store_true", help="also run what needs real vLLM, and install it")
     parser.addoption("--run-clients", action="store_true", help="also run other makers' client programs, and install them")
+    parser.addoption("--run-conformance", action="store_true", help="also run other people's test suites, and install them")
 
 
 def pytest_collection_modifyitems(config, items):
     """What needs more than is here runs only where its option is given."""
-    left_out = [name for name in ("vllm", "clients") if not config.getoption(f"--run-{name}")]
+    left_out = [name for name in ("vllm", "clients", "conformance") if not config.getoption(f"--run-{name}")]
     unwanted = [item for item in items if any(item.get_closest_marker(name) for name in left_out)]
     if unwanted:
         config.hook.pytest_deselected(items=unwanted)

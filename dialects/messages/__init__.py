@@ -16,12 +16,13 @@ from dialects.messages.conversation import read_conversation
 from dialects.messages.errors import invalid, refusal
 from dialects.messages.events import MessageStream
 from dialects.messages.message import NULLS, content_blocks, message_id, stop_of
+from dialects.messages.tool_calls import whole_call
 from dialects.messages.tools import read_tools
 from dialects.messages.usage import UNKNOWN, usage_of
 from dialects.read import parse, typed, whole
-from errors import InvalidRequest
+from errors import InvalidRequest, NotFound
 from mending.answer import read_message, required_choices
-from values import as_dict, dumps
+from values import as_dict, dumps, objects_in
 
 __all__ = ["read", "write", "refusal"]
 
@@ -36,6 +37,10 @@ PASSED = (
 )
 # `thinking` says that the model shall not think, so these words are not for effort.
 EFFORTS = tuple(word for word in reasoning.WORDS if word not in ("none", "minimal"))
+NO_THREAD = (
+    "thread.previous_message_id: conversations are not kept here; send all messages again, without "
+    'a thread or with {"type": "create"}'
+)
 LARGEST = 1 << 53  # of tokens; beyond it JSON's numbers are not exact
 
 
@@ -53,7 +58,7 @@ def read(body, fleet):
         payload["stream"] = True
         ask = engine_chat(payload, fleet, lambda names, model: MessageStream(model_name, thinks))
         with_count(ask, payload)
-    ask.ignored = ignored.header
+    ask.left_out = ignored
     return ask
 
 
@@ -67,9 +72,9 @@ def write(answer, ask):
     choice = required_choices(answer)[0]
     read_message(choice, answer.get("id"), ("reasoning",), ask.oddities)
     message = as_dict(choice.get("message"))
-    blocks = content_blocks(message, ask.extra["thinks"], choice.get("finish_reason"))
-    calls_tool = any(block["type"] == "tool_use" for block in blocks)
-    reason, sequence = stop_of(choice, calls_tool, bool(message.get("refusal")))
+    tool_calls = [whole_call(piece) for piece in objects_in(message, "tool_calls")]
+    blocks = content_blocks(message, tool_calls, ask.extra["thinks"], choice.get("finish_reason"))
+    reason, sequence = stop_of(choice, tool_calls, bool(message.get("refusal")))
     usage = answer.get("usage")
     said = {
         "id": message_id(answer.get("id")),
@@ -80,7 +85,7 @@ def write(answer, ask):
         "stop_reason": reason,
         "stop_sequence": sequence,
         **NULLS,
-        "usage": {**UNKNOWN, **usage_of(usage, 0, 0)},  # never without these two figures
+        "usage": {**UNKNOWN, **usage_of(usage, ask.own_figures)},
     }
     return dumps(said), usage
 
@@ -98,6 +103,7 @@ def read_prompt(request, fleet, ignored):
     for name in PASSED:
         if request.get(name) is not None:
             payload[name] = request[name]
+    read_thread(request, ignored)
     messages = request.get("messages")
     if messages is None:
         raise InvalidRequest("messages: Field required", "messages")
@@ -106,6 +112,16 @@ def read_prompt(request, fleet, ignored):
     payload["messages"] = read_conversation(request.get("system"), messages, model.effort, past)
     read_tools(request, payload, model.effort, ignored)
     return payload, model, read_thinking(request, payload, model)
+
+
+def read_thread(request, ignored):
+    """Look whether a conversation is meant that the server keeps, of which `messages` has only the
+    end. None is kept; Anthropic's SDKs send all of it again when they hear that."""
+    thread = as_dict(request.get("thread"))
+    if thread.get("type") == "continue":
+        raise NotFound(NO_THREAD, "thread", code="thread_not_found")
+    if thread:
+        ignored.add("thread", thread.get("type"))
 
 
 def read_thinking(request, payload, model):

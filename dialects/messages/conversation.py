@@ -5,7 +5,8 @@
     an assistant's turn   one message: its text, its reasoning, its tool calls
     a system message      stays in its place: at the front it would change the prompt's beginning,
                           and the engine's cache would hold nothing of the rest
-    other blocks          a text in their place, where they hold one (history.py)
+    other blocks          a text in their place, where they hold one (history.py); so are those of
+                          known types that lack something, where the model is not asked about them
 
 Source: Anthropic's reference of POST /v1/messages, `messages` and `system`.
 """
@@ -13,11 +14,11 @@ Source: Anthropic's reference of POST /v1/messages, `messages` and `system`.
 import logging
 import re
 
-from dialects.engine import fault_of_image
-from dialects.history import document_texts
+from dialects.engine import as_earlier, fault_of_image
+from dialects.history import as_content, document_texts, type_of
 from dialects.messages import ids
 from dialects.messages.errors import invalid
-from dialects.read import mended, typed
+from dialects.read import mended
 from errors import InvalidRequest
 from values import as_dict, as_list
 
@@ -30,6 +31,7 @@ BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n\x01]*(?:\n|$)")
 REMEDIES = {"document": "send its text, or images of its pages"}
 # What is read with the tools.
 TOOL_CHANGES = ("tool_addition", "tool_removal", "tool_definition", "tool_search_tool_result")
+ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 TEXTS = {  # type of a block -> its fields that must be texts
     "tool_reference": ("tool_name",),
     "text": ("text",),
@@ -37,12 +39,12 @@ TEXTS = {  # type of a block -> its fields that must be texts
     "tool_use": ("id", "name"),
     "tool_result": ("tool_use_id",),
 }
+WORDS = ("text", "thinking")  # those that may hold nothing
 # The types of blocks that may stand in a turn, a tool's result, a system prompt.
 IN_USER = ("text", "image", "tool_result")
 IN_ASSISTANT = ("text", "thinking", "redacted_thinking", "tool_use")
 IN_RESULT = ("text", "image", "tool_reference")
 IN_SYSTEM = ("text",)
-MISSING = object()
 HERE = {*IN_USER, *IN_ASSISTANT, *IN_RESULT}
 
 
@@ -89,8 +91,8 @@ def holds_result(message):
 def log_broken_inputs(messages):
     broken = 0
     for message in messages:
-        for block in as_list(message.get("content")):
-            broken += block["type"] == "tool_use" and not isinstance(block.get("input"), dict)
+        for block in map(as_dict, as_list(as_dict(message).get("content"))):
+            broken += block.get("type") == "tool_use" and not isinstance(block.get("input"), dict)
     if broken:
         logger.info(
             "%d tool calls in a history had no object for an input, and were mended", broken
@@ -122,22 +124,29 @@ def read_message(message, where, late_role, blocks):
     late_role  that of a system message among the others
     blocks     Blocks
     """
-    if not isinstance(message, dict):
-        raise invalid(where, "must be an object with role and content")
-    role = message.get("role")
-    content = message.get("content", MISSING)
-    if role not in ("user", "assistant", "system"):
-        raise invalid(f"{where}.role", "must be user or assistant")
+    role = as_dict(message).get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        return odd_message(message, where, blocks)
     where = f"{where}.content"
-    if content is MISSING:
+    if "content" not in message and blocks.asked and role == "user":
         raise invalid(where, "Field required")
-    if content is None:  # a client keeps it of a turn that held nothing
-        content = ""
-    if role == "user":
+    content = message.get("content")
+    if ROLES[role] == "user":
         return user_turn(blocks.read(content, where, IN_USER), where, blocks)
-    if role == "assistant":
-        return [assistant_message(blocks.read(content, where, IN_ASSISTANT), where)]
+    if ROLES[role] == "assistant":
+        return [assistant_message(blocks.read(content, where, IN_ASSISTANT))]
     return said(late_role, lines(texts_of(content, where, blocks)))
+
+
+def odd_message(message, where, blocks):
+    """One that nobody here has a role for: an earlier one is told to the model."""
+    if blocks.asked and isinstance(message, dict):
+        raise invalid(f"{where}.role", "must be user or assistant")
+    if blocks.asked:
+        raise invalid(where, "must be an object with role and content")
+    if isinstance(message, dict):
+        message = {**message, "type": f"message of {message.get('role') or 'nobody'}"}
+    return said("user", blocks.past.read(message, where))
 
 
 # ---- blocks
@@ -165,6 +174,8 @@ class Blocks:
 
     def read(self, content, where, known):
         """Content as a list of blocks, each with the fields of its type."""
+        if content is None or not self.asked and not self.strict:
+            content = as_content(content)  # a client keeps null of a turn that held nothing
         if isinstance(content, str):
             return [{"type": "text", "text": content}]
         if not isinstance(content, list):
@@ -175,25 +186,28 @@ class Blocks:
         ]
 
     def read_block(self, block, where, known):
-        """A block of a known type, as it is; another one as a text, which may be empty."""
-        kind = as_dict(block).get("type")
-        if not isinstance(kind, str):
-            raise invalid(f"{where}.type", "Field required")
+        """A block of a known type with its fields; another one as a text, which may be empty."""
+        kind = type_of(block)
         if kind.endswith("_use"):
             self.past.remember(block, block.get("id"))
-        if kind == "redacted_thinking":
+        if kind == "redacted_thinking" and kind in known:
             self.past.ignored.add(where, kind)
-        if kind in known and not self.is_lost(block):
-            check_block(block, kind, where)
-            return block
-        if kind in TOOL_CHANGES and not self.strict:
+        if isinstance(block, str):
+            return {"type": "text", "text": block}
+        if kind in TOOL_CHANGES and known is not IN_RESULT and not self.strict:
             return {"type": "text", "text": ""}
-        remedy = REMEDIES.get(kind, f"there are {', '.join(known)}")
-        error = invalid(where, f"a block of type {kind[:40]!r} is not supported here; {remedy}")
-        unread = self.asked and kind in REMEDIES and not document_texts(block)
-        if unread or self.strict or kind in HERE and kind not in known:
+        try:
+            return known_block(block, kind, where, known)
+        except InvalidRequest as error:
+            return self.other_block(block, kind, where, error)
+
+    def other_block(self, block, kind, where, error):
+        """A block that is none of those that are known there, or lacks something: `error`."""
+        known = kind in HERE or not isinstance(as_dict(block).get("type"), str)
+        unread = kind in REMEDIES and not document_texts(block)
+        if self.strict or self.asked and (known or unread):
             raise error
-        text = self.past.read(block, where, block.get("tool_use_id"))
+        text = self.past.read(block, where, as_dict(block).get("tool_use_id"))
         if self.asked and not text:
             self.unread = self.unread or error
         return {"type": "text", "text": text, "found": True}
@@ -204,27 +218,48 @@ class Blocks:
         A tool's result is never asked about: the client would send it again each time.
         """
         try:
-            return [image_part(block, where)]
+            image = image_part(block, where)
+            return [image if asked else as_earlier(image, where)]
         except InvalidRequest:
             if asked:
                 raise
             self.past.ignored.add(where, "image")
             return []
 
-    def is_lost(self, block):
-        """Whether it is an earlier image that somebody else has stored."""
-        if block["type"] != "image" or self.asked:
-            return False
-        return as_dict(block.get("source")).get("type") not in ("base64", "url")
+
+def known_block(block, kind, where, known):
+    """A block of one of the known types, its fields as they are meant. Raises InvalidRequest."""
+    if not isinstance(as_dict(block).get("type"), str):
+        raise invalid(f"{where}.type", "Field required")
+    if kind not in known:
+        remedy = REMEDIES.get(kind, f"there are {', '.join(known)}")
+        raise invalid(where, f"a block of type {kind[:40]!r} is not supported here; {remedy}")
+    fields = {name: field_of(block, name, where) for name in TEXTS.get(kind, ())}
+    if kind == "tool_use":
+        fields["input"] = input_of(block, where)
+    return {**block, **fields}
 
 
-def check_block(block, kind, where):
-    """Raises InvalidRequest for a block of a known type that lacks its fields."""
-    for name in TEXTS.get(kind, ()):
-        if name not in block:
-            raise invalid(f"{where}.{name}", "Field required")
-        if not isinstance(block[name], str):
-            raise invalid(f"{where}.{name}", "must be a text")
+def field_of(block, name, where):
+    """A field that must be a text."""
+    if name not in block:
+        raise invalid(f"{where}.{name}", "Field required")
+    value = block[name]
+    if value is None and name in WORDS:
+        return ""
+    if type(value) is int and name not in WORDS:  # an id
+        return str(value)
+    if not isinstance(value, str):
+        raise invalid(f"{where}.{name}", "must be a text")
+    return value
+
+
+def input_of(block, where):
+    """What a tool was called with, as the text of an object, whatever a client kept of it."""
+    try:
+        return mended(block.get("input"))
+    except RecursionError:
+        raise invalid(f"{where}.input", "is nested too deeply") from None
 
 
 # ---- a user's turn
@@ -261,11 +296,10 @@ def tool_message(block, where, parts, reader):
     parts   those of the user's message behind it; name and image are added
     reader  Blocks
     """
-    content = block.get("content")
-    if content is None:
-        content = ""
     texts = []
-    for number, inner in enumerate(reader.read(content, f"{where}.content", IN_RESULT)):
+    for number, inner in enumerate(
+        reader.read(block.get("content"), f"{where}.content", IN_RESULT)
+    ):
         if inner["type"] == "text":
             texts.append(inner["text"])
         elif inner["type"] == "tool_reference":
@@ -277,7 +311,7 @@ def tool_message(block, where, parts, reader):
                 texts.append(name)
                 parts += [{"type": "text", "text": name}, *image]
     text = lines(texts)
-    if typed(block, "is_error", bool, "true or false", f"{where}."):
+    if block.get("is_error"):
         text = f"Error: {text}"
     return {"role": "tool", "tool_call_id": ids.for_engine(block["tool_use_id"]), "content": text}
 
@@ -303,17 +337,13 @@ def image_part(block, where):
 # ---- an assistant's turn
 
 
-def assistant_message(blocks, where):
+def assistant_message(blocks):
     """One message. Texts follow each other as the model wrote them, with nothing in between."""
     thoughts = [block["thinking"] for block in blocks if block["type"] == "thinking"]
     message = {"role": "assistant", "content": words_of(blocks)}
     if any(thoughts):
         message["reasoning"] = lines(thoughts)
-    tool_calls = [
-        tool_call_of(block, f"{where}.{number}")
-        for number, block in enumerate(blocks)
-        if block["type"] == "tool_use"
-    ]
+    tool_calls = [tool_call_of(block) for block in blocks if block["type"] == "tool_use"]
     if tool_calls:
         message["tool_calls"] = tool_calls
         message["content"] = message["content"] or None
@@ -333,10 +363,6 @@ def words_of(blocks):
     return words.strip("\n") if any("found" in block for block in blocks) else words
 
 
-def tool_call_of(block, where):
-    """A tool call of the history. Its input is made an object, whatever a client kept of it."""
-    try:
-        function = {"name": block["name"], "arguments": mended(block.get("input"))}
-    except RecursionError:
-        raise invalid(f"{where}.input", "is nested too deeply") from None
+def tool_call_of(block):
+    function = {"name": block["name"], "arguments": block["input"]}
     return {"id": ids.for_engine(block["id"]), "type": "function", "function": function}

@@ -18,7 +18,7 @@ def read(body, fleet):
     ignored = Ignored()
     payload, *_ = read_prompt(parse(body), fleet, ignored)
     ask = count_only(payload, fleet)
-    ask.ignored = ignored.header
+    ask.left_out = ignored
     return ask
 
 

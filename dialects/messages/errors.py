@@ -17,6 +17,8 @@ TYPES = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
+# Codes at which Anthropic's SDKs do something; they look for them in the details.
+ACTED_ON = ("thread_not_found",)
 TOO_LONG = "prompt is too long: {prompt} tokens > {most} maximum"
 
 
@@ -28,10 +30,12 @@ def invalid(where, problem):
     return InvalidRequest(f"{where}: {problem}", where.partition(".")[0])
 
 
-def refusal(error, request_id=None):
+def refusal(error):
     """A Refusal in Anthropic's shape, as bytes."""
     said = {"type": type_of(error.status), "message": message_of(error)}
-    return dumps({"type": "error", "error": said, "request_id": request_id})
+    if error.code in ACTED_ON:
+        said["details"] = {"error_code": error.code}
+    return dumps({"type": "error", "error": said, "request_id": error.request_id})
 
 
 def type_of(status):

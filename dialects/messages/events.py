@@ -13,9 +13,8 @@ Source: Anthropic's reference of streaming messages, and what its SDKs' accumula
 
 import logging
 
-from dialects.messages import ids
 from dialects.messages.errors import refusal
-from dialects.messages.message import DIRECT, NULLS, message_id, stop_of
+from dialects.messages.message import NULLS, message_id, stop_of
 from dialects.messages.tool_calls import ToolCall
 from dialects.messages.usage import UNKNOWN, UNKNOWN_IN_DELTA, usage_of
 from mending.answer import CUT
@@ -27,7 +26,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 EMPTY_BLOCKS = {
     "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
-    "text": {"type": "text", "text": "", "citations": None},
+    "text": {"type": "text", "text": "", "citations": []},
 }
 DELTAS = {
     "reasoning": b'{"type":"thinking_delta","thinking":"',
@@ -55,11 +54,7 @@ class MessageStream(PieceStream):
     """A stream of Anthropic's events.
 
     prompt_tokens  may be set before the first event: message_start then says how long the prompt is
-    request_id     the gateway's, for an error
     """
-
-    prompt_tokens = None
-    request_id = None
 
     def __init__(self, model_name, thinks):
         """
@@ -67,6 +62,7 @@ class MessageStream(PieceStream):
         thinks      whether the client wants the reasoning
         """
         super().__init__()
+        self.prompt_tokens = None
         self.model_name = model_name
         self.thinks = thinks
         self.begun = False
@@ -134,7 +130,7 @@ class MessageStream(PieceStream):
         """A piece of a tool call."""
         index = piece["index"]
         if index not in self.tool_calls:
-            self.tool_calls[index] = ToolCall()
+            self.tool_calls[index] = ToolCall(piece)
         tool_call = self.tool_calls[index]
         if tool_call is self.open_tool_call:
             tool_call.take(piece)
@@ -148,14 +144,7 @@ class MessageStream(PieceStream):
             self.waiting.append(("tool", piece))
             return b""
         tool_call.take(piece)
-        return self.begin_tool_call(tool_call, piece)
-
-    def begin_tool_call(self, tool_call, piece):
-        """The events of a call's beginning. Its first piece says what it is called."""
-        ident = ids.for_client(piece["id"])
-        name = piece["function"]["name"]
-        block = {"type": "tool_use", "id": ident, "caller": DIRECT, "name": name, "input": {}}
-        out = self.begin("tool", block)
+        out = self.begin("tool", tool_call.block)
         tool_call.state = "open"
         self.open_tool_call = tool_call
         return out + self.arguments(tool_call.sayable())
@@ -209,7 +198,7 @@ class MessageStream(PieceStream):
             "stop_reason": None,
             "stop_sequence": None,
             **NULLS,
-            "usage": {**UNKNOWN, "input_tokens": self.prompt_tokens or 0, "output_tokens": 0},
+            "usage": {**UNKNOWN, "input_tokens": self.prompt_tokens or 0},
         }
         return event("message_start", message=message) + PING
 
@@ -245,7 +234,7 @@ class MessageStream(PieceStream):
         return PING
 
     def fail(self, error):
-        return b"event: error\ndata: " + refusal(error, self.request_id) + b"\n\n"
+        return b"event: error\ndata: " + refusal(error) + b"\n\n"
 
     def end(self):
         """What is still to be said, and the last two events."""
@@ -253,14 +242,14 @@ class MessageStream(PieceStream):
         out = self.start() + self.release() + self.close()
         if self.left_out:
             logger.info("thinking was off; %d tokens of it were left out", self.left_out)
-        called = any(tool_call.state != "waiting" for tool_call in self.tool_calls.values())
-        reason, sequence = stop_of(self.last_choice, called, self.declined)
+        tool_calls = [one for one in self.tool_calls.values() if one.state != "waiting"]
+        reason, sequence = stop_of(self.last_choice, tool_calls, self.declined)
         delta = {
             "stop_reason": reason,
             "stop_sequence": sequence,
             "container": None,
             "stop_details": None,
         }
-        usage = usage_of(self.usage, self.prompt_tokens, self.tokens)
-        usage = {**UNKNOWN_IN_DELTA, **usage}
+        seen = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.tokens}
+        usage = {**UNKNOWN_IN_DELTA, **usage_of(self.usage, seen | self.own_figures)}
         return out + event("message_delta", delta=delta, usage=usage) + STOP

@@ -6,6 +6,7 @@ Source: Anthropic's reference of POST /v1/messages, `tools` and `tool_choice`.
 from dialects.messages.errors import invalid
 from dialects.messages.schema import inlined
 from dialects.read import typed
+from errors import InvalidRequest
 from values import as_dict, as_list
 
 # The effort tables (reasoning.TABLES) whose templates render a schema's fields, and know no $ref.
@@ -105,32 +106,39 @@ class Tools:
     def offer(self, name):
         if isinstance(name, str) and name in self.declared:
             self.offered[name] = self.declared[name]
-            return True
-        return False
 
     def change(self, where, kind, tool):
         """What the history says of a tool.
 
-        kind  "tool_addition" or "tool_removal"
+        kind  "tool_addition", "tool_removal", or "tool_reference" where a search has found it
         tool  refers to one by its name, or defines it
         """
         name = tool.get("name")
         if kind == "tool_addition" and tool.get("type") == DEFINITION:
-            definition = tool.get("definition")
-            if self.declare(definition, f"{where}.tool.definition"):
-                self.offer(definition["name"])
+            self.define(tool.get("definition"), where)
         elif tool.get("type") != REFERENCE or not isinstance(name, str):
             self.ignored.add(where, kind)  # such as a whole server's tools
+        elif name not in self.declared:
+            self.ignored.add(where, kind)
         elif kind == "tool_removal":
             self.offered.pop(name, None)
-        elif not self.offer(name):
-            self.ignored.add(where, kind)
+        else:
+            self.offer(name)
+
+    def define(self, tool, where):
+        """Take in a tool of the history, and offer it."""
+        try:
+            if self.declare(tool, f"{where}.tool.definition"):
+                self.offer(tool["name"])
+        except InvalidRequest:  # it would be refused for ever
+            self.ignored.add(where, DEFINITION)
 
 
 def changes_in(messages):
-    """(where, "tool_addition" or "tool_removal", the tool) for each change in the conversation."""
+    """(where, kind, the tool) for each change in the conversation; see `Tools.change`."""
     for number, message in enumerate(messages):
-        yield from changes_among(message.get("content"), f"messages.{number}.content")
+        content = as_dict(message).get("content")
+        yield from changes_among(content, f"messages.{number}.content")
 
 
 def changes_among(blocks, where):
@@ -158,11 +166,11 @@ def kept_changes(blocks, where):
 
 
 def found_tools(blocks, where):
-    """The tools that a search has found, as additions."""
+    """The tools that a search has found."""
     for block in map(as_dict, as_list(blocks)):
         if block.get("type") == REFERENCE:
             name = block.get("tool_name")
-            yield where, "tool_addition", {"type": REFERENCE, "name": name}
+            yield where, REFERENCE, {"type": REFERENCE, "name": name}
 
 
 def read_choice(choice, names, any_given):

@@ -5,20 +5,24 @@ Source: Anthropic's reference of POST /v1/messages, `usage`.
 
 from values import as_dict, figure
 
-# What the reference always has, and has as null where nothing is known: of a message's usage, and
-# of a message_delta's.
-UNKNOWN = dict.fromkeys(
-    (
-        "cache_creation",
-        "cache_creation_input_tokens",
-        "cache_read_input_tokens",
-        "inference_geo",
-        "output_tokens_details",
-        "server_tool_use",
-        "service_tier",
-        "speed",
-    )
-)
+# What the reference always has, and has as null where nothing is known: of a message's usage, in
+# which two figures are never null, and of a message_delta's.
+UNKNOWN = {
+    **dict.fromkeys(
+        (
+            "cache_creation",
+            "cache_creation_input_tokens",
+            "cache_read_input_tokens",
+            "inference_geo",
+            "output_tokens_details",
+            "server_tool_use",
+            "service_tier",
+            "speed",
+        )
+    ),
+    "input_tokens": 0,
+    "output_tokens": 0,
+}
 UNKNOWN_IN_DELTA = dict.fromkeys(
     (
         "input_tokens",
@@ -30,19 +34,19 @@ UNKNOWN_IN_DELTA = dict.fromkeys(
 )
 
 
-def usage_of(usage, prompt_tokens=None, completion_tokens=None):
+def usage_of(usage, own_figures):
     """The usage for the client.
 
-    usage              the engine's: an object, or anything else where it gave none
-    prompt_tokens, completion_tokens
-                       what was counted here, for what the engine doesn't say; None: it is left out
+    usage        the engine's: an object, or anything else where it gave none
+    own_figures  what was counted here, in the same names, for what the engine doesn't say; what
+                 isn't there either is left out
     """
     usage = as_dict(usage)
     out = {}
-    prompt_tokens = figure(usage, "prompt_tokens", prompt_tokens)
+    prompt_tokens = figure(usage, "prompt_tokens", own_figures.get("prompt_tokens"))
     if prompt_tokens is not None:
         out |= input_figures(prompt_tokens, usage.get("prompt_tokens_details"))
-    completion_tokens = figure(usage, "completion_tokens", completion_tokens)
+    completion_tokens = figure(usage, "completion_tokens", own_figures.get("completion_tokens"))
     if completion_tokens is not None:
         out["output_tokens"] = completion_tokens
     thoughts = figure(usage.get("completion_tokens_details"), "reasoning_tokens")

@@ -13,6 +13,7 @@ from dialects.chat import collected
 from dialects.engine import engine_chat
 from dialects.history import Ignored
 from dialects.read import parse, typed
+from dialects.responses.compaction import CompactionStream, ask_for_summary, is_asked
 from dialects.responses.echo import echo_of, written_echo
 from dialects.responses.events import Options, ResponseStream
 from dialects.responses.fields import chat_fields, read_include, read_reasoning
@@ -84,7 +85,10 @@ class Responses:
 
     def read(self, body, fleet):
         """A request's body (bytes) as an Ask. Raises Refusal."""
-        payload = parse(body)
+        return self.read_payload(parse(body), fleet)
+
+    def read_payload(self, payload, fleet):
+        """The same of a body that was parsed."""
         refuse_stored(payload)
         streams = typed(payload, "stream", bool, "true or false") or False
         typed(payload, "stream_options", dict, "an object")
@@ -101,7 +105,8 @@ class Responses:
         if payload.get("reasoning"):
             chat["reasoning"] = payload["reasoning"]
         echo = echo_of(payload, box, reasoning)
-        stream = ResponseStream(self.new_token(), self.options(box, reasoning, include, chat))
+        options = self.options(box, reasoning, include, chat)
+        stream = self.stream_for(payload, options, chat)
         passed = passed_on(payload, chat)
         if streams:
             passed["stream"] = True
@@ -111,9 +116,16 @@ class Responses:
             (lambda names, model: stream) if streams else None,
             response_stream=stream,
         )
-        ask.ignored = ignored.header
+        ask.left_out = ignored
         stream.echo = ask.echo = written_echo({"model": ask.model.id, **echo})
         return ask
+
+    def stream_for(self, payload, options, chat):
+        """What writes the answer. A chat that is to be made short is changed to ask for it."""
+        if not self.seal or not is_asked(payload):
+            return ResponseStream(self.new_token(), options)
+        ask_for_summary(chat)
+        return CompactionStream(self.new_token(), options._replace(encrypt=self.seal.encrypt))
 
     def options(self, box, reasoning, include, chat):
         """What the request asks of the writing."""
@@ -135,11 +147,12 @@ class Responses:
         if isinstance(answer, bytes):
             answer = collected(answer, ask.oddities)
         stream.oddities = ask.oddities
+        stream.own_figures = ask.own_figures
         stream.feed_plain(answer)
         stream.end()
         return stream.response, stream.usage
 
-    def refusal(self, error, request_id=None):
+    def refusal(self, error):
         """The body for a Refusal, which names the field as the client knows it."""
         body = error_body(error)
         body["error"]["param"] = PARAMS.get(error.param, error.param)

@@ -5,26 +5,13 @@ The engine knows such a tool as a function with one string, and gives {"input": 
 
 import re
 
+from mending.arguments import CONTENT, mended_content
 from values import loads
 
-HEX = "[0-9a-fA-F]"
-# The two escapes of a character outside the basic plane: a high surrogate and a low one.
-HIGH = rf"\\u[dD][89abAB]{HEX}{{2}}"
-LOW = rf"\\u[dD][c-fC-F]{HEX}{{2}}"
 OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 # What can still become one.
 BEGUN_OPENING = re.compile(
     r'\s*(?:\{\s*(?:"(?:i(?:n(?:p(?:ut?)?)?)?)?)?)?\Z|\s*\{\s*"input"\s*(?::\s*)?\Z'
-)
-# The inside of the string as far as it is whole: up to its end, or to an escape that still arrives.
-CONTENT = re.compile(
-    rf'(?:[^"\\]|{HIGH}{LOW}|{HIGH}(?!(?:\\(?:u{HEX}{{0,3}})?)?\Z)|(?!{HIGH})\\u{HEX}{{4}}'
-    rf'|\\u(?!{HEX}{{4}})(?!{HEX}{{0,3}}\Z)|\\[^u])*+',
-    re.S,
-)
-ESCAPE = re.compile(
-    rf'{HIGH}{LOW}|(?P<half>\\u[dD][89a-fA-F]{HEX}{{2}})|\\(?:u{HEX}{{4}}|["\\/bfnrt])'
-    r"|(?P<backslash>\\)|(?P<control>[\x00-\x1f])"
 )
 
 
@@ -55,18 +42,7 @@ class CustomInput:
         content = CONTENT.match(self.held)[0]
         self.held = self.held[len(content) :]
         self.over = self.held[:1] == '"'
-        return ESCAPE.sub(mended_escape, content).encode("utf-8", "replace")
-
-
-def mended_escape(found):
-    """What an escape in a JSON string should be; models write some that are none."""
-    if found["half"]:
-        return r"\ufffd"
-    if found["backslash"]:
-        return r"\\"
-    if found["control"]:
-        return f"\\u{ord(found['control']):04x}"
-    return found[0]
+        return mended_content(content).encode()
 
 
 def input_of(arguments):
@@ -75,6 +51,8 @@ def input_of(arguments):
         value = loads(arguments.encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return arguments
+    if value == {}:
+        return ""
     if isinstance(value, dict):
         if "input" in value:
             value = value["input"]

@@ -132,9 +132,10 @@ class ResponseStream(PieceStream):
             "usage": None,
         }
         if status == b"in_progress":
-            head["usage"] = usage_of(self.usage, 0, 0)
+            head["usage"] = usage_of(self.usage, {})
         else:
-            head["usage"] = usage_of(self.usage, self.tokens, self.thoughts)
+            seen = {"completion_tokens": self.tokens, "reasoning_tokens": self.thoughts}
+            head["usage"] = usage_of(self.usage, seen | self.own_figures)
         if status == b"completed":
             head["completed_at"] = int(self.options.clock())
         if status == b"incomplete":

@@ -1,19 +1,23 @@
 """The input of a Responses request, as the messages of a chat.
 
 Items come one by one: thoughts, words and tool calls of one turn of the model make one message.
+Those of unknown types, or that lack something, are read as history.py does, but for the messages
+that ask the model.
 
 Source: OpenAI's published schema (github.com/openai/openai-openapi), InputItem.
 """
 
 import re
 
-from dialects.engine import fault_of_image
-from dialects.history import LONGEST, Past, in_json
+from dialects.engine import as_earlier, fault_of_image
+from dialects.history import LONGEST, UNTYPED, Past, as_content, in_json
 from dialects.read import mended, typed
+from dialects.responses.compaction import TOLD, is_asked
 from dialects.responses.tools import BRINGS_TOOLS, ClientTool, full_name
 from errors import InvalidRequest
 from values import as_dict, dumps
 
+MESSAGE = ("message", "")  # types of an item that is one
 ROLES = ("user", "assistant", "system", "developer")
 TEXTS = {  # type of a part -> the field of its text
     "input_text": "text",
@@ -38,7 +42,7 @@ CIPHER = re.compile(r"[A-Za-z0-9+/_=-]{40,}+")
 AGENTS = {"author": "from", "recipient": "to"}  # fields of an agent's message
 # What says nothing to a model, though it has fields that elsewhere hold texts.
 TRACES = ("image_generation_call", "mcp_list_tools")
-TRIGGER = "compaction_trigger"
+COMPACTIONS = ("compaction", "compaction_summary", "context_compaction")
 REFERENCE = (
     "refers to an item by its id, but nothing is stored here: "
     "send the item itself, and set store: false"
@@ -60,24 +64,23 @@ def messages_of(payload, box, decrypt, ignored):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise InvalidRequest("input must be a text or a list with at least one item", "input")
+    if is_asked(payload):
+        given = given[:-1]
     reader = Reader(box, decrypt, typed(payload, "instructions", str, "a text"), Past(ignored))
     answered = answered_up_to(given)
     for at, item in enumerate(given):
         if at == answered:
             reader.begin_asking()
         reader.read(item, f"input[{at}]")
-    if as_dict(given[-1]).get("type") == TRIGGER:
-        raise invalid(
-            f"input[{len(given) - 1}]",
-            "asks for a compaction, which is not done here: ask the model for a summary instead",
-        )
     return reader.end()
 
 
 def answered_up_to(items):
-    """How many items there are before those in which somebody asks the model."""
+    """How many items there are up to the last that the model or a tool has made."""
     for at in range(len(items), 0, -1):
-        if as_dict(items[at - 1]).get("role") not in ("user", "system", "developer"):
+        item = as_dict(items[at - 1])
+        kind = item.get("type")
+        if item.get("role") == "assistant" or isinstance(kind, str) and kind not in MESSAGE:
             return at
     return 0
 
@@ -96,6 +99,7 @@ class Reader:
     past    history.Past
     parts   Parts
     answered how many messages there were before those that ask the model
+    fault   the Refusal that the first item of the history would be that lacks something, or None
     """
 
     def __init__(self, box, decrypt, instructions, past):
@@ -110,14 +114,25 @@ class Reader:
         self.waiting = set()
         self.shown = []
         self.answered = 0
+        self.fault = None
 
     def read(self, item, where):
         """Add an item."""
-        kind = type_of(item, where)
+        kind = type_of(item, where, self.parts.asked)
         if kind == f"{SHELL}_output" and item.get("call_id"):
             kind = "function_call_output"
         if kind == "message" or kind not in OUTPUTS and not self.waiting:
             self.show()
+        try:
+            self.read_known(item, kind, where)
+        except InvalidRequest as error:
+            if self.parts.asked:
+                raise
+            self.fault = self.fault or error
+            self.read_other(item, kind, where)
+
+    def read_known(self, item, kind, where):
+        """Add an item. Raises InvalidRequest where it lacks something."""
         if kind == "message":
             self.read_message(item, where)
         elif kind in TOOL_CALLS:
@@ -130,8 +145,10 @@ class Reader:
             self.read_reasoning(item, where)
         elif kind == "agent_message":
             self.read_agent_message(item, where)
+        elif kind in COMPACTIONS and (summary := self.decrypted(item.get("encrypted_content"))):
+            self.shown.append({"type": "text", "text": f"{TOLD}\n{summary}"})
         elif kind not in BRINGS_TOOLS:  # the tools have been read
-            self.read_other({**item, "type": kind}, where)
+            self.read_other(item, kind, where)
 
     def begin_asking(self):
         """From here on come the messages that ask the model."""
@@ -148,7 +165,7 @@ class Reader:
         if self.front:
             return [{"role": "system", "content": "\n\n".join(self.front)}, *self.messages]
         if not self.messages:
-            raise InvalidRequest(
+            raise self.fault or InvalidRequest(
                 "input holds nothing that a model could read: send a message, a call or its output",
                 "input",
             )
@@ -161,7 +178,11 @@ class Reader:
         role = item.get("role")
         if not isinstance(role, str) or role not in ROLES:
             raise invalid(f"{where}.role", f"must be one of {', '.join(ROLES)}")
-        parts = self.parts.read(item.get("content", MISSING), f"{where}.content")
+        if item.get("tool_calls"):  # of chat completions; calls are items of their own
+            self.past.ignored.add(f"{where}.tool_calls", "tool_calls")
+        if "content" not in item and self.parts.asked:
+            raise invalid(f"{where}.content", "must be a text or a list of parts")
+        parts = self.parts.read(item.get("content"), f"{where}.content")
         only_text = all(part["type"] == "text" for part in parts)
         if not only_text and role != "user":
             self.past.ignored.add(f"{where}.content", "image")
@@ -194,25 +215,23 @@ class Reader:
 
     def read_tool_call(self, item, kind, where):
         """A tool call, under the engine's name of the tool."""
-        call_id = required_text(item, "call_id", where)
+        call_id = required_id(item, where)
         name = required_text(item, "name", where)
-        given = optional_text(item, "input" if kind == "custom_tool_call" else "arguments", where)
-        namespace = optional_text(item, "namespace", where)
+        namespace = item.get("namespace")
         if kind == "custom_tool_call":
-            arguments = dumps({"input": given or ""}).decode()
+            arguments = dumps({"input": in_json(item.get("input") or "")}).decode()
         else:
-            arguments = mended_arguments(given, where)
+            arguments = mended_arguments(item.get("arguments"), where)
+        if not isinstance(namespace, str):
+            namespace = None
         tool = ClientTool(TOOL_CALLS[kind], name, namespace)
         engine_name = self.engine_names.get(tool) or full_name(name, namespace)
         self.add_call(call_id, engine_name, arguments)
 
     def read_shell_call(self, item, where):
         """A call of a tool that Codex has by itself, under a name of its own."""
-        call_id = item.get("call_id") or item.get("id")
-        if isinstance(call_id, str):
-            self.add_call(call_id, "local_shell", mended_arguments(item.get("action"), where))
-        else:
-            self.past.ignored.add(where, SHELL)
+        call_id = required_id({"call_id": item.get("id"), **item}, where)
+        self.add_call(call_id, "local_shell", mended_arguments(item.get("action"), where))
 
     def add_call(self, call_id, name, arguments):
         function = {"name": name, "arguments": arguments}
@@ -222,11 +241,11 @@ class Reader:
 
     def read_output(self, item, where):
         """What came of a tool call."""
-        output = item.get("output", MISSING)
+        call_id = required_id(item, where)
+        output = item.get("output")
         if isinstance(output, dict):
             output = in_json(output)
         parts = self.parts.read(output, f"{where}.output")
-        call_id = required_text(item, "call_id", where)
         self.add({"role": "tool", "tool_call_id": call_id, "content": text_in(parts, "\n")})
         self.waiting.discard(call_id)
         images = [part for part in parts if part["type"] == "image_url"]
@@ -245,18 +264,20 @@ class Reader:
                 label += f" {word} {item[name]}"
         self.shown += [{"type": "text", "text": f"[{label}]"}, *parts]
 
-    def read_other(self, item, where):
+    def read_other(self, item, kind, where):
         """An item of another type: what can be read in it, which the model has not said."""
-        kind = item["type"]
-        output = as_dict(item.get("output"))
+        call_id = as_dict(item).get("call_id")
+        output = as_dict(as_dict(item).get("output"))
+        if kind == "message":
+            kind = f"message of {item.get('role') or 'nobody'}"
         image = output.get("type") in SCREENS and self.parts.read_image(output, f"{where}.output")
         if image:
             self.shown += [{"type": "text", "text": f"[{kind[:LONGEST]}]"}, image]
         elif kind in TRACES:
             self.past.ignored.add(where, kind)
-        elif text := self.past.read(item, where, item.get("call_id")):
+        elif text := self.past.read(typed_as(kind, item), where, call_id):
             self.shown.append({"type": "text", "text": text})
-        self.past.remember(item, item.get("call_id"))
+        self.past.remember(as_dict(item), call_id)
 
     # -- messages
 
@@ -317,22 +338,25 @@ class Reader:
         return ""
 
 
-def type_of(item, where):
-    """An item's type; a message may go without it."""
-    if not isinstance(item, dict):
-        raise invalid(where, "must be an object with a type, such as message")
-    kind = item.get("type")
-    if kind is None:
-        if "role" in item:
-            return "message"
-        if "id" in item:
-            return reference(item, where)
-        raise invalid(where, "must have a type, or a role and content")
-    if not isinstance(kind, str):
-        raise invalid(where, "must be an object with a type, such as message")
+def type_of(item, where, asked):
+    """An item's type; a message may go without it.
+
+    asked  whether one without a type is refused
+    """
+    kind = as_dict(item).get("type")
     if kind == "item_reference":
         return reference(item, where)
-    return kind or "message"
+    if kind and isinstance(kind, str):
+        return kind
+    if "role" in as_dict(item):
+        return "message"
+    if "id" in as_dict(item):
+        return reference(item, where)
+    if not asked:
+        return UNTYPED
+    if item == {}:
+        raise invalid(where, "must have a type, or a role and content")
+    raise invalid(where, "must be an object with a type, such as message")
 
 
 def reference(item, where):
@@ -340,6 +364,11 @@ def reference(item, where):
     if not str(item.get("id")).startswith("rs_"):
         raise invalid(where, REFERENCE)
     return "item_reference"
+
+
+def typed_as(kind, item):
+    """An item with that type; one that is no object has none."""
+    return {**item, "type": kind} if isinstance(item, dict) else item
 
 
 # ---- parts
@@ -362,8 +391,8 @@ class Parts:
 
     def read(self, content, where):
         """A content, a text or a list, or None, as a list of parts."""
-        if content is None:  # a client keeps it of an item that held nothing
-            return []
+        if content is None or not self.asked:
+            content = as_content(content)  # a client keeps null of an item that held nothing
         if isinstance(content, str):
             return [{"type": "text", "text": content}]
         if not isinstance(content, list):
@@ -373,38 +402,57 @@ class Parts:
 
     def read_part(self, part, where):
         """A part, a text or an image, as that of a chat; another one as a text, or None."""
+        if isinstance(part, str):
+            return {"type": "text", "text": part}
         kind = as_dict(part).get("type")
-        if not isinstance(kind, str):
-            raise invalid(where, "must be an object with a type, such as input_text")
-        if kind in REFUSED and self.asked:
-            raise invalid(where, f"is {kind}: {REFUSED[kind]}")
         if kind in IMAGES:
             return self.read_image(part, where)
-        if kind not in TEXTS:
-            found = None
-            if kind == "encrypted_content":
-                found = self.unseal(part.get(kind))
-            found = found or self.past.read(part, where)
-            if found:
-                return {"type": "text", "text": found}
-            if self.asked and not self.unread:
-                remedy = "use input_text, output_text or input_image"
-                self.unread = invalid(f"{where}.type", f"{kind[:60]!r} is unknown: {remedy}")
-            return None
-        text = part.get(TEXTS[kind])
-        if not isinstance(text, str):
-            raise invalid(f"{where}.{TEXTS[kind]}", "must be a text")
-        return {"type": "text", "text": text}
+        try:
+            return known_part(part, kind, where)
+        except InvalidRequest as error:
+            return self.other_part(part, kind, where, error)
+
+    def other_part(self, part, kind, where, error):
+        """A part of another type, or one that lacks something: `error`."""
+        if self.asked and (kind in TEXTS or kind in REFUSED or not isinstance(kind, str)):
+            raise error
+        found = None
+        if kind == "encrypted_content":
+            found = self.unseal(part.get(kind))
+        found = found or self.past.read(part, where)
+        if found:
+            return {"type": "text", "text": found}
+        if self.asked:
+            self.unread = self.unread or error
+        return None
 
     def read_image(self, part, where):
         """An image, or None for an earlier one that nobody here can read."""
         try:
-            return image_part(part, where)
+            image = image_part(part, where)
+            return image if self.asked else as_earlier(image, where)
         except InvalidRequest:
             if self.asked:
                 raise
             self.past.ignored.add(where, part["type"])
             return None
+
+
+def known_part(part, kind, where):
+    """A text as a chat has it. Raises InvalidRequest for anything else."""
+    if not isinstance(kind, str):
+        raise invalid(where, "must be an object with a type, such as input_text")
+    if kind in REFUSED:
+        raise invalid(where, f"is {kind}: {REFUSED[kind]}")
+    if kind not in TEXTS:
+        remedy = "use input_text, output_text or input_image"
+        raise invalid(f"{where}.type", f"{kind[:60]!r} is unknown: {remedy}")
+    text = part.get(TEXTS[kind], MISSING)
+    if text is None:
+        text = ""
+    if not isinstance(text, str):
+        raise invalid(f"{where}.{TEXTS[kind]}", "must be a text")
+    return {"type": "text", "text": text}
 
 
 def image_part(part, where):
@@ -440,11 +488,12 @@ def required_text(item, name, where):
     return value
 
 
-def optional_text(item, name, where):
-    value = item.get(name)
-    if value is not None and not isinstance(value, str):
-        raise invalid(f"{where}.{name}", "must be a text")
-    return value
+def required_id(item, where):
+    """The id of a call; some clients have a number for it."""
+    value = item.get("call_id")
+    if type(value) is int:
+        return str(value)
+    return required_text(item, "call_id", where)
 
 
 def mended_arguments(arguments, where):

@@ -50,50 +50,53 @@ class Toolbox:
     def __init__(self, payload, ignored):
         """ignored: history.Ignored, which gets the names of what is left out"""
         self.ignored = ignored
-        self.once = False  # whether a tool counts only if none had its name before
+        # Whether a tool counts only if none had its name before, and if nothing is wrong with it.
+        self.once = False
         self.names = {}
         self.echo = []
         self.offered = []  # the engine's functions
         for at, tool in enumerate(typed_list(payload.get("tools"), "tools")):
-            self.add(tool, f"tools[{at}]")
-        declared = self.echo
-        self.echo = []  # a Response repeats those of the field alone
+            self.echo += self.add(tool, f"tools[{at}]")
         self.once = True
-        for tool, where in tools_in_input(payload.get("input")):
-            self.add(tool, where)
-        self.echo = declared
+        for tool, where in tools_in_input(payload.get("input"), ignored):
+            self.add(tool, where)  # a Response repeats those of the field alone
         self.choice, engine_choice, allowed = self.read_choice(payload.get("tool_choice"))
         self.fields = self.for_engine(engine_choice, allowed)
 
     # -- tools
 
-    def add(self, tool, where):
-        kind = type_of(tool, where)
-        if kind == "namespace":
-            self.add_namespace(tool, where)
-        else:
-            self.echo += self.offer(tool, kind, where)
+    def add(self, tool, where, namespace=None):
+        """Take in a tool. Returns it as a Response repeats it, in a list, which is empty where it
+        is left out."""
+        try:
+            if namespace is None and as_dict(tool).get("type") == "namespace":
+                return self.add_namespace(tool, where)
+            return self.offer(tool, where, namespace)
+        except InvalidRequest:
+            if not self.once:
+                raise
+            self.ignored.add(where, as_dict(tool).get("type") or "tool")
+            return []
 
     def add_namespace(self, space, where):
         """Tools that share a name in front of theirs."""
         namespace = name_of(space, where)
         inner = []
         for at, tool in enumerate(typed_list(space.get("tools"), f"{where}.tools")):
-            inner_where = f"{where}.tools[{at}]"
-            inner += self.offer(tool, type_of(tool, inner_where), inner_where, namespace)
-        if inner:
-            self.echo.append(
-                {
-                    "type": "namespace",
-                    "name": namespace,
-                    "description": text_of(space, "description", where) or "",
-                    "tools": inner,
-                }
-            )
+            inner += self.add(tool, f"{where}.tools[{at}]", namespace)
+        if not inner:
+            return []
+        repeated = {
+            "type": "namespace",
+            "name": namespace,
+            "description": text_of(space, "description", where) or "",
+            "tools": inner,
+        }
+        return [repeated]
 
-    def offer(self, tool, kind, where, namespace=None):
-        """Offer a tool to the engine as a function. Returns it as a Response repeats it, in a
-        list, which is empty where it is left out."""
+    def offer(self, tool, where, namespace):
+        """Offer a tool to the engine as a function. Returns what `add` does."""
+        kind = type_of(tool, where)
         if kind not in CALLABLE:
             self.ignored.add(where, kind)
             return []
@@ -102,13 +105,13 @@ class Toolbox:
         if self.once and full_name(name, namespace) in self.names:
             return []
         description = text_of(tool, "description", where)
-        engine_name = self.engine_name(ClientTool(tool["type"], name, namespace))
         if tool["type"] == "custom":
             function = custom_for_engine(tool, where, description)
             repeated = custom_for_client(tool, description)
         else:
             function = function_for_engine(tool, where, description)
             repeated = function_for_client(tool, description)
+        engine_name = self.engine_name(ClientTool(tool["type"], name, namespace))
         self.offered.append({"type": "function", "function": {"name": engine_name, **function}})
         return [{"type": tool["type"], "name": name, **repeated}]
 
@@ -196,14 +199,21 @@ class Toolbox:
         return {"tools": tools, "tool_choice": choice} if tools else {}
 
 
-def tools_in_input(items):
+def tools_in_input(items, ignored):
     """(tool, its place) for each that the conversation brings: where a client sends none beside it,
-    or where a search has found some."""
+    or where a search has found some.
+
+    ignored  history.Ignored
+    """
     for at, item in enumerate(as_list(items)):
-        if as_dict(item).get("type") in BRINGS_TOOLS:
-            where = f"input[{at}].tools"
-            for number, tool in enumerate(typed_list(item.get("tools"), where)):
-                yield tool, f"{where}[{number}]"
+        if as_dict(item).get("type") not in BRINGS_TOOLS:
+            continue
+        where = f"input[{at}].tools"
+        tools = item.get("tools") or []
+        if not isinstance(tools, list):
+            ignored.add(where, "tools")
+        for number, tool in enumerate(as_list(tools)):
+            yield tool, f"{where}[{number}]"
 
 
 def full_name(name, namespace):

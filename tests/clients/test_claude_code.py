@@ -2,15 +2,17 @@
 import json
 import os
 import platform
+import signal
 import subprocess
 
 import pytest
 
 from support import SUPPORT
 from support.client import Client
-from support.engine import Json, chat_chunks, completion
+from support.engine import DONE, Hang, Json, chat_chunks, chunk, completion, sse
 from support.gateway import Gateway
 from support.node import npm_packages
+from support.processes import wait_until
 from support.real_engines import EXACT
 from support.rows import rows
 
@@ -27,21 +29,34 @@ def program():
 
 @pytest.fixture
 def claude(program, tmp_path):
-    """claude(gateway, prompt, *options): the result, as an object, of one headless run in a folder with note.txt."""
+    """claude(gateway, prompt, *options): the result, as an object, of one headless run in a folder with note.txt.
+    claude.interrupted(gateway, prompt, when, *options): the same run, interrupted once when(its lines) has returned."""
     work, home = tmp_path / "work", tmp_path / "home"
     work.mkdir()
     home.mkdir()
     (work / "note.txt").write_text("PINEAPPLE\n")
 
+    def settings(gateway):
+        return {"PATH": os.environ["PATH"], "HOME": str(home), "ANTHROPIC_BASE_URL": gateway.url,
+                "ANTHROPIC_AUTH_TOKEN": gateway.key,
+                "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "NO_PROXY": "127.0.0.1"}
+
     def claude(gateway, prompt, *options, timeout=60, **environment):
-        settings = {"PATH": os.environ["PATH"], "HOME": str(home), "ANTHROPIC_BASE_URL": gateway.url,
-                    "ANTHROPIC_AUTH_TOKEN": gateway.key,
-                    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "NO_PROXY": "127.0.0.1"}
         done = subprocess.run([program, "-p", prompt, "--output-format", "json", *options], cwd=work,
-                              env={**settings, **environment},
+                              env={**settings(gateway), **environment},
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout)
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
+
+    def interrupted(gateway, prompt, when, *options):
+        command = [program, "-p", prompt, "--output-format", "stream-json", "--verbose", "--include-partial-messages", *options]
+        with subprocess.Popen(command, cwd=work, env=settings(gateway), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, start_new_session=True) as process:
+            when(process.stdout)
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(20)
+
+    claude.interrupted, claude.folder = interrupted, work
     return claude
 
 
@@ -121,6 +136,87 @@ def test_two_sessions_share_their_beginning(gateway, engine, claude):
     claude(front, "Say good night")
     one, two = [request.json() for request in engine.requests if b"Say good" in request.body][:2]
     assert one["tools"] == two["tools"] and one["messages"][0] == two["messages"][0]
+
+
+@pytest.mark.parametrize("name", ["opus", "haiku", "sonnet[1m]"])
+def test_a_model_by_a_name_of_its_own(gateway, engine, claude, name):
+    engine.always(scripted)
+    front = gateway()
+    assert claude(front, "Say good day", "--model", name)["result"] == "Good day."
+    assert {row["status"] for row in rows(front.db, "route LIKE 'POST %'")} == {200}
+
+
+# ---- sessions that go on
+
+def test_a_session_after_a_tool_that_was_interrupted(gateway, engine, claude):
+    front, begun = gateway(), claude.folder / "begun"
+    wait = {"command": f"touch {begun}; python3 -c 'import time; time.sleep(60)'", "description": "Wait"}
+    engine.play(*chat_chunks("I wait.", reasoning="hm", tools=[("Bash", wait)], usage=True))
+    claude.interrupted(front, "Wait for it", lambda _: wait_until(begun.exists, 20, what="the tool"), "--allowedTools", "Bash")
+    engine.always(scripted)
+    assert claude(front, "Go on", "--continue")["result"] == "The file says PINEAPPLE."
+    history = engine.requests[-1].json()["messages"]
+    called = next(message for message in history if message.get("tool_calls"))
+    result = history[history.index(called) + 1]
+    assert (called["content"], called["reasoning_content"]) == ("I wait.", "hm")
+    assert result["tool_call_id"] == called["tool_calls"][0]["id"] and result["content"].startswith("Error: ")
+    assert history[-1] == {"role": "user", "content": "Go on"}
+
+
+def test_a_session_after_an_answer_that_was_interrupted(gateway, engine, claude):
+    front = gateway()
+    engine.play(*chat_chunks("Hello there, you", reasoning="Let me")[:5], Hang())
+    claude.interrupted(front, "Say hello", lambda lines: next(line for line in lines if b'"Hello"' in line))
+    assert engine.requests[0].gone.wait(5)
+    engine.always(scripted)
+    assert claude(front, "Go on", "--continue")["result"] == "Good day."
+    assert engine.requests[-1].json()["messages"][-1] == {"role": "user", "content": "Go on"}
+
+
+def test_a_session_that_is_counted_and_compacted(gateway, engine, claude):
+    """It counts with our counts, and has the model sum up what was said."""
+    engine.always(scripted)
+    front = gateway()
+    claude(front, "Say good day")
+    assert "Tokens" in claude(front, "/context", "--continue")["result"]
+    assert "/v1/messages/count_tokens" in front.log and "status=4" not in front.log and "status=5" not in front.log
+    claude(front, "/compact", "--continue")
+    assert "TEXT ONLY" in engine.requests[-1].body.decode()
+    assert claude(front, "Say good night", "--continue")["result"] == "Good day."
+
+
+# ---- odd answers
+
+def bash(arguments, **more):
+    return {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "Bash", "arguments": arguments}, **more}]}
+
+
+def answer(*deltas, finish="tool_calls"):
+    return [sse(chunk({"role": "assistant", "content": ""})), *(sse(chunk(delta)) for delta in deltas), sse(chunk({}, finish)), DONE]
+
+
+ECHO = '{"command": "echo ran"}'
+ODD = {                                             # name -> (an engine's stream, what the tools gave)
+    "object": (answer(bash({"command": "echo ran"})), ["ran"]),
+    "an id with other characters": (answer(bash(ECHO, id="functions.Bash:0")), ["ran"]),
+    "two of one id": (answer(bash(ECHO), bash(ECHO, index=1)), ["ran", "ran"]),
+    "empty": (answer(bash("")), ["Error: <tool_use_error>InputValidationError"]),
+    "cut": (answer(bash(ECHO[:14])), ["Error: <tool_use_error>InputValidationError"]),
+    "cut at the end": (answer(bash(ECHO[:-1]), finish="stop"), ["Error: <tool_use_error>InputValidationError"]),
+    "only thought": (answer({"reasoning": "hm"}, finish="stop"), []),
+    "given up": (answer(bash(ECHO), finish="abort"), []),               # it asks again
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_answers(gateway, engine, claude, name):
+    steps, given = ODD[name]
+    engine.play(*steps)
+    assert claude(gateway(), "Run it", "--allowedTools", "Bash")["result"] == "Hello there"
+    results = [message for message in engine.requests[-1].json()["messages"] if message["role"] == "tool"]
+    assert [message["content"][:len(begin)] for message, begin in zip(results, given, strict=True)] == given
+    if name == "an id with other characters":
+        assert results[0]["tool_call_id"] == "functions.Bash:0"
 
 
 # ---- before real vLLM

@@ -1,12 +1,14 @@
 """OpenAI's Codex, headless, against the gateway: `codex exec` with a provider of its own and wire_api = "responses"."""
 import base64
 import json
+import os
+import signal
 import subprocess
 
 import pytest
 
 from support import SUPPORT
-from support.engine import DONE, Head, Pause, chat_chunks, died, refusal
+from support.engine import DONE, Hang, Head, Pause, chat_chunks, chunk, died, refusal, sse
 from support.node import npm_packages
 from support.processes import clean_environment
 from support.responses import PNG
@@ -48,8 +50,8 @@ def codex_command():
 
 
 def codex_runner(command, tmp_path, url, key, model=MODEL):
-    """codex(prompt, more="lines of config.toml", provider="of its provider"): the events that it printed, in an empty folder
-    of its own."""
+    """codex(prompt, more="lines of config.toml", provider="of its provider", before=("resume", "--last")): the events that it
+    printed, in an empty folder of its own. codex.interrupted(prompt, kind): those up to one of an item of that kind."""
     home, folder = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     folder.mkdir()
@@ -57,15 +59,27 @@ def codex_runner(command, tmp_path, url, key, model=MODEL):
     environment = {**clean_environment(), "HOME": str(home), "CODEX_HOME": str(home), "SPARKS_API_KEY": key,
                    "HTTPS_PROXY": nowhere, "HTTP_PROXY": nowhere, "NO_PROXY": "127.0.0.1"}
 
-    def codex(prompt, more="", code=0, provider=""):
+    def line(prompt, more, provider, before):
         (home / "config.toml").write_text(CONFIG.format(model=model, url=url, more=more) + provider)
-        line = [command, "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", prompt]
-        done = subprocess.run(line, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=90)
+        return [command, "exec", *before, "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", prompt]
+
+    def codex(prompt, more="", code=0, provider="", before=()):
+        done = subprocess.run(line(prompt, more, provider, before), cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=90)
         assert done.returncode == code, done.stderr[-3000:] + done.stdout[-3000:]
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    codex.home, codex.folder = home, folder
+    def interrupted(prompt, kind):
+        with subprocess.Popen(line(prompt, "", "", ()), cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, text=True, start_new_session=True) as process:
+            events = [json.loads(next(process.stdout))]
+            while events[-1].get("item", {}).get("type") != kind:
+                events.append(json.loads(next(process.stdout)))
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(20)
+        return events
+
+    codex.home, codex.folder, codex.interrupted = home, folder, interrupted
     return codex
 
 
@@ -196,6 +210,104 @@ def test_a_refusal_is_shown(shared, codex):
     shared.engine.play(refusal(400, "This prompt cannot be"))
     events = codex("Say hello", code=1)
     assert "This prompt cannot be" in events[-1]["error"]["message"] and len(shared.engine.requests) == 1
+
+
+@pytest.mark.timeout(180)
+def test_all_at_once(gateway, engine, codex_command, tmp_path):
+    """A model of such a name, several agents, and an engine that is slow with each of their turns."""
+    front = gateway(keepalive=1)
+    codex = codex_runner(codex_command, tmp_path, front.url, front.key, "gpt-5.6-sol")
+    spawn = ("collaboration__spawn_agent", {"task_name": "child", "message": "Say done", "fork_turns": "none"})
+    engine.play(Pause(5), *chat_chunks(None, tools=[spawn], usage=True))
+    for _ in range(2):
+        engine.play(Head(), HELLO[0], Pause(5), *HELLO[1:])
+    events = codex("Ask a child", "[features]\nmulti_agent_v2 = true", provider="stream_idle_timeout_ms = 3000")
+    assert events[-1]["type"] == "turn.completed" and not [event for event in events if event["type"] == "error"]
+    assert "Hello there" in [item["text"] for item in items(events, "agent_message")]
+    last = [request.json()["messages"][-1]["content"] for request in engine.requests]
+    assert len([words for words in last if str(words).startswith("[Message from /root to /root/child]")]) == 1
+
+
+# ---- sessions that go on
+
+RESUME = ("resume", "--last")
+WAIT = {"cmd": "sleep 60", "yield_time_ms": 30_000}
+
+
+@pytest.mark.parametrize("model", [MODEL, "gpt-5.6-sol"])
+def test_a_session_after_a_turn_that_was_interrupted(shared, codex_command, tmp_path, model):
+    codex = codex_runner(codex_command, tmp_path, shared.url, shared.key, model)
+    shared.engine.play(*chat_chunks(None, reasoning="I wait", tools=[("exec_command", WAIT)], usage=True))
+    codex.interrupted("Wait", "command_execution")
+    assert [item["text"] for item in items(codex("Go on", before=RESUME), "agent_message")] == ["Hello there"]
+    called, result, told, asked = shared.engine.requests[-1].json()["messages"][-4:]
+    assert called["reasoning_content"] == "I wait" and result["tool_call_id"] == called["tool_calls"][0]["id"]
+    assert "aborted by user" in result["content"] and told["content"].startswith("<turn_aborted>")
+    assert asked == {"role": "user", "content": "Go on"}
+
+
+def test_a_session_after_an_answer_that_was_interrupted(shared, codex):
+    shared.engine.play(*HELLO[:5], Hang())
+    codex.interrupted("Say hello", "reasoning")
+    assert shared.engine.requests[0].gone.wait(5)
+    assert [item["text"] for item in items(codex("Go on", before=RESUME), "agent_message")] == ["Hello there"]
+    assert shared.engine.requests[-1].json()["messages"][-1]["content"] == "Go on"
+
+
+def test_a_session_with_a_picture(shared, codex):
+    (codex.folder / "dot.png").write_bytes(base64.b64decode(PNG.partition(",")[2]))
+    codex("What is it?", before=("-i=dot.png",))
+    codex("Which colour?", before=RESUME)
+    for request in shared.engine.requests:
+        parts = request.json()["messages"][2]["content"]
+        assert [part["image_url"]["url"][:22] for part in parts if part["type"] == "image_url"] == ["data:image/png;base64,"]
+
+
+@pytest.mark.parametrize("model", [MODEL, "gpt-5.6-sol"])
+def test_a_session_that_is_compacted(shared, codex_command, tmp_path, model):
+    """It asks the model for a summary as for any answer, and goes on with that."""
+    codex = codex_runner(codex_command, tmp_path, shared.url, shared.key, model)
+    before, limits = len(shared.gateway.log), "model_auto_compact_token_limit = 20000\nmodel_context_window = 100000"
+    shared.engine.play(*chat_chunks(None, tools=[("exec_command", {"cmd": "echo one"})], usage=True, prompt=30_000))
+    shared.engine.play(*chat_chunks("What was done.", usage=True, prompt=30_000))
+    assert [item["text"] for item in items(codex("Do it", limits), "agent_message")] == ["Hello there"]
+    codex("Go on", limits, before=RESUME)
+    _, asked, compacted, later = [request.json()["messages"] for request in shared.engine.requests]
+    assert "COMPACTION" in asked[-1]["content"] and [message["role"] for message in asked[-3:]] == ["assistant", "tool", "user"]
+    assert compacted[-1]["content"].endswith("What was done.") and compacted == later[:len(compacted)]
+    assert "/v1/responses/" not in shared.gateway.log[before:]
+
+
+# ---- odd answers
+
+def command(arguments, **more):
+    return {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "exec_command", "arguments": arguments}, **more}]}
+
+
+def answer(*deltas, finish="tool_calls"):
+    return [sse(chunk({"role": "assistant", "content": ""})), *(sse(chunk(delta)) for delta in deltas), sse(chunk({}, finish)), DONE]
+
+
+ECHO = '{"cmd": "echo ran"}'
+ODD = {                 # name -> (an engine's stream, the exit code, what its commands print, how many requests there are)
+    "object": (answer(command({"cmd": "echo ran"})), 0, ["ran\n"], 2),
+    "an id with other characters": (answer(command(ECHO, id="functions.exec_command:0")), 0, ["ran\n"], 2),
+    "two of one id": (answer(command(ECHO), command(ECHO, index=1)), 0, ["ran\n"] * 2, 2),
+    "empty": (answer(command("")), 0, [], 2),
+    "cut": (answer(command(ECHO[:14])), 1, [], 1),
+    "cut at the end": (answer(command(ECHO[:-1]), finish="stop"), 1, [], 1),
+    "only thought": (answer({"reasoning": "hm"}, finish="stop"), 0, [], 1),
+    "given up": (answer(command(ECHO), finish="abort"), 0, [], 2),             # it asks again
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_answers(shared, codex, name):
+    steps, code, printed, asked = ODD[name]
+    shared.engine.play(*steps)
+    events = codex("Run it", code=code)
+    assert [item["aggregated_output"] for item in items(events, "command_execution")] == printed
+    assert len(shared.engine.requests) == asked and events[-1]["type"] == ("turn.failed" if code else "turn.completed")
 
 
 @pytest.mark.vllm

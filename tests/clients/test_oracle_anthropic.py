@@ -193,17 +193,34 @@ def test_async(shared):
     assert asyncio.run(run()).content[0].text == "Hello there"
 
 
-def test_tool_runner(shared, client):
+ROLES = ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_tool_runner(shared, client, streams):
+    """It sends the end of the conversation alone, until it hears that the rest is not kept."""
     @anthropic.beta_tool
     def get_weather(city: str) -> str:
         """The weather of a city."""
         return f"sunny in {city}"
 
-    shared.engine.play(Json(completion(None, tools=TWO_CALLS[:1])))
-    shared.engine.play(Json(completion("It is sunny.")))
-    message = client.beta.messages.tool_runner(**asked(tools=[get_weather])).until_done()
+    for said in ({"text": None, "tools": TWO_CALLS[:1]}, {"text": None, "tools": TWO_CALLS[:1]}, {"text": "It is sunny."}):
+        shared.engine.play(*(chat_chunks(**said, usage=True) if streams else [Json(completion(**said))]))
+    message = client.beta.messages.tool_runner(**asked(tools=[get_weather]), stream=streams).until_done()
     assert message.content[0].text == "It is sunny."
-    assert shared.engine.requests[-1].json()["messages"][-1]["content"] == "sunny in Paris"
+    sent = [request.json() for request in shared.engine.requests]
+    assert [[message["role"] for message in one["messages"]] for one in sent] == [ROLES[:1], ROLES, [*ROLES, *ROLES[1:]]]
+    assert sent[-1]["messages"][-1]["content"] == "sunny in Paris" and sent[-1]["tools"] == sent[0]["tools"]
+
+
+def test_a_thread(shared, client):
+    thread = client.beta.messages.thread(**asked(system="Be brief."))
+    thread.send()
+    with thread.stream({"role": "user", "content": "And then?"}) as stream:
+        assert stream.get_final_message().content[0].text == "Hello there"
+    thread.send({"role": "user", "content": "And at last?"})
+    sent = [[message["role"] for message in request.json()["messages"]] for request in shared.engine.requests]
+    assert sent == [["system", "user", *["assistant", "user"] * turn] for turn in range(3)]
 
 
 # ---- everything else

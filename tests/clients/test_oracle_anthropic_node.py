@@ -13,6 +13,7 @@ from support.engine import (
     llama_chunks,
     llama_completion,
 )
+from support.message_streams import STREAMS
 from support.messages import COUNTED, MODEL, THINK, TOOLS
 from support.node import node_asker, node_result
 from support.tools import TWO_CALLS, WANTED
@@ -51,6 +52,24 @@ def test_stream_helper(shared, ask, make):
     assert found["requestID"] == shared.engine.requests[-1].header("x-request-id")
 
 
+ODD_ARGUMENTS = ("arguments that go on as no JSON", "arguments that are a list",
+                 "strings with line ends, wrong escapes, halves of characters", "cut amid a call")
+
+
+def test_odd_arguments_read_the_same_plain_and_streamed(shared, ask, subtests):
+    for name in ODD_ARGUMENTS:
+        with subtests.test(name):
+            chunks, _ = STREAMS[name]
+            found = []
+            for way in ("message", "helper"):
+                shared.engine.reset()
+                shared.engine.play(*chunks)
+                said = node_result(ask(way, **STREAM_TOOLS))
+                message = said if way == "message" else said["message"]
+                found.append((calls_of(message), message["stop_reason"]))
+            assert found[0] == found[1]
+
+
 def test_stream(shared, ask):
     shared.engine.play(*chat_chunks("Hello there", reasoning="Let me think", usage=True))
     events = node_result(ask("stream"))["events"]
@@ -64,7 +83,15 @@ def test_runner_sends_the_results_back(shared, ask):
     shared.engine.play(Json(completion("It is sunny.")))
     found = node_result(ask("runner"))
     assert found["message"]["content"][0]["text"] == "It is sunny." and found["ran"] == [{"city": "Paris"}]
-    assert shared.engine.wait_for(2)[1].json()["messages"][-1]["content"] == "sunny in Paris"
+    sent = shared.engine.wait_for(2)[1].json()["messages"]
+    assert [message["role"] for message in sent] == ["user", "assistant", "tool"] and sent[-1]["content"] == "sunny in Paris"
+
+
+def test_a_thread(shared, ask):
+    """It sends the end of the conversation alone, until it hears that the rest is not kept."""
+    assert node_result(ask("thread", system="Be brief.")) == {"texts": ["Hello there"] * 3}
+    sent = [[message["role"] for message in request.json()["messages"]] for request in shared.engine.requests]
+    assert sent == [["system", "user", *["assistant", "user"] * turn] for turn in range(3)]
 
 
 def test_count_and_models(ask):

@@ -1,6 +1,9 @@
 """Signs of life in silent streams, as the vendors' SDKs take them: comments, empty chunks, and the events of other APIs."""
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import cache
 
 import anthropic
 import httpx
@@ -15,6 +18,7 @@ from dialects.responses.events import Options, ResponseStream
 from stream import ChatStream, CompletionStream
 from support.engine import (
     DONE,
+    Engine,
     Head,
     Pause,
     Wait,
@@ -24,6 +28,7 @@ from support.engine import (
     sse,
     text_chunks,
 )
+from support.gateway import started
 from support.message_streams import STREAMS
 from support.messages import THINK, TOOLS
 from support.node import node_asker, node_result
@@ -124,25 +129,34 @@ READERS = {"chat": (lambda: ChatStream(usage=True), chat_of, ANSWERS),
            "response": (response_stream, response_of, ANSWERS)}
 
 
-@pytest.mark.parametrize("chunks", [False, True], ids=["comments", "chunks"])
-@pytest.mark.parametrize("api", READERS)
+@cache
+def undisturbed(api, at):
+    """What one of its answers adds up to."""
+    make, added_up, answers = READERS[api]
+    return added_up(written(make(), answers[at], ()))
+
+
+# Messages and Responses have events of their own, whatever is asked for.
+@pytest.mark.parametrize("api, chunks", [(api, chunks) for api in READERS for chunks in (False, True)
+                                         if chunks or api not in ("message", "response")])
 @given(st.data())
 def test_they_change_nothing(api, chunks, data):
     make, added_up, answers = READERS[api]
-    events = data.draw(st.sampled_from(answers))
+    at = data.draw(st.integers(0, len(answers) - 1))
+    events = answers[at]
     places = data.draw(st.lists(st.integers(0, len(events) - 1), min_size=1, max_size=8))
     stream = make()
     if chunks:
         stream.alive_in_chunks("other", 7, "other")
     out = written(stream, events, places)
-    expected, found = added_up(written(make(), events, ())), added_up(out)
+    expected, found = undisturbed(api, at), added_up(out)
     if not chunks or api in ("message", "response"):
         assert found == expected
         return
     parts = [json.loads(line[6:]) for line in out.split(b"\n") if line.startswith(b"data: {")]
     assert len({tuple(part.get(name) for name in NAMES) for part in parts}) == 1
     if 0 in places:                                 # the first of all chunks names them all
-        expected |= {"id": ("cmpl-" if api == "completion" else "chatcmpl-") + "other", "created": 7, "model": "other"}
+        expected = expected | {"id": ("cmpl-" if api == "completion" else "chatcmpl-") + "other", "created": 7, "model": "other"}
     assert found == expected
 
 
@@ -155,37 +169,64 @@ def test_chunks_fit_the_schema():
 
 # ---- the real server, silent in the queue, in prefill and between tokens
 
+SILENCE = 0.3
+SLOTS = 3
+
+
 def silent(events, place=4):
-    return [Pause(0.5), Head(), Pause(0.5), *events[:place], Pause(0.5), *events[place:]]
+    return [Pause(SILENCE), Head(), Pause(SILENCE), *events[:place], Pause(SILENCE), *events[place:]]
 
 
-@pytest.fixture(params=["comment", "chunk"])
-def front(request, gateway):
-    return gateway(keepalive=0.2, keepalive_form=request.param)
+@pytest.fixture(scope="module")
+def house(stock, tmp_path_factory):
+    """A gateway that sends empty chunks, but to one of its keys."""
+    folder = tmp_path_factory.mktemp("alive")
+    with Engine() as engine, started(engine, folder, stock, keepalive=0.1, max_active=SLOTS, keepalive_form="chunk") as gateway:
+        gateway.keys_of = {"chunk": gateway.key, "comment": gateway.add_key("commented")}
+        assert gateway.keys("limit", "commented", "--keepalive-form", "comment").returncode == 0
+        gateway.engine = engine
+        yield gateway
 
 
 @pytest.fixture
-def queued(gateway, engine):
-    """A gateway whose only slot is taken for half a second."""
-    front = gateway(keepalive=0.2, max_active=1, config='keepalive_form = "chunk"')
-    engine.play(Head(), Wait(go := threading.Event()), *chat_chunks("first"))
-    with front.client().open() as connection:
-        connection.start("POST", "/v1/chat/completions", {**CHAT, "stream": True})
-        engine.wait_for(1)
-        timer = threading.Timer(0.7, go.set)
-        timer.start()
-        yield front
-        timer.join()
+def front(house, no_proxy):
+    house.engine.reset()
+    yield house
+    house.engine.wait_idle()
+    assert not house.engine.faults, "\n".join(house.engine.faults)
 
 
-def openai_client(front):
-    return openai.OpenAI(base_url=front.url + "/v1", api_key=front.key, max_retries=0, timeout=20)
+@pytest.fixture
+def engine(front):
+    return front.engine
 
 
-def check_chat(client):
+@pytest.fixture
+def queue(front, engine):
+    """All slots are taken until this event is set."""
+    go = threading.Event()
+    with ExitStack() as connections:
+        for number in range(SLOTS):
+            engine.play(Head(), Wait(go), *chat_chunks("first"))
+            connection = connections.enter_context(front.client().open())
+            connection.start("POST", "/v1/chat/completions", {**CHAT, "stream": True})
+            engine.wait_for(number + 1)
+        yield go
+        go.set()
+
+
+def openai_client(front, form="chunk"):
+    return openai.OpenAI(base_url=front.url + "/v1", api_key=front.keys_of[form], max_retries=0, timeout=20)
+
+
+def check_chat(client, go=None):
+    """The signs of life in a chat. go: an event to be set after the second of them."""
     chunks = []
     with client.chat.completions.stream(**CHAT, **USAGE) as stream:
-        chunks = [event.chunk for event in stream if event.type == "chunk"]
+        for event in stream:
+            chunks += [event.chunk] if event.type == "chunk" else []
+            if go and len(chunks) == 2:
+                go.set()
         final = stream.get_final_completion()
     choice = final.choices[0]
     assert (choice.message.content, choice.message.role, choice.finish_reason) == ("Hello there", "assistant", "stop")
@@ -195,26 +236,28 @@ def check_chat(client):
             and not part.choices[0].finish_reason]
 
 
-def test_chat(no_proxy, front, engine):
+@pytest.mark.parametrize("form", ["comment", "chunk"])
+def test_chat(front, engine, form):
     engine.play(*silent(chat_chunks("Hello there", "Let me think", usage=True)))
-    empty = check_chat(openai_client(front))
-    assert (len(empty) >= 4) if front.settings["keepalive_form"] == "chunk" else not empty
+    empty = check_chat(openai_client(front, form))
+    assert (len(empty) >= 4) if form == "chunk" else not empty
 
 
-def test_completions(no_proxy, front, engine):
+@pytest.mark.parametrize("form", ["comment", "chunk"])
+def test_completions(front, engine, form):
     engine.play(*silent(text_chunks("Hello there", usage=True), 1))
-    chunks = list(openai_client(front).completions.create(model=MODEL, prompt="Once", stream=True))
+    chunks = list(openai_client(front, form).completions.create(model=MODEL, prompt="Once", stream=True))
     assert "".join(part.choices[0].text for part in chunks) == "Hello there" and chunks[-1].choices[0].finish_reason == "stop"
     assert len({(part.id, part.created, part.model, part.object) for part in chunks}) == 1
-    assert (len(chunks) >= 7) == (front.settings["keepalive_form"] == "chunk")
+    assert (len(chunks) >= 7) == (form == "chunk")
 
 
-def test_chat_in_the_queue(no_proxy, queued, engine):
+def test_chat_in_the_queue(front, engine, queue):
     engine.play(*chat_chunks("Hello there", "Let me think", usage=True))
-    assert len(check_chat(openai_client(queued))) >= 2
+    assert len(check_chat(openai_client(front), queue)) >= 2
 
 
-def test_a_message(no_proxy, front, engine):
+def test_a_message(front, engine):
     engine.play(*silent(chat_chunks("Hello there", "Let me think", TWO_CALLS, usage=True)))
     client = anthropic.Anthropic(base_url=front.url, api_key=front.key, max_retries=0, timeout=20)
     with client.messages.stream(**MESSAGE, tools=TOOLS) as stream:
@@ -224,13 +267,15 @@ def test_a_message(no_proxy, front, engine):
 
 
 @pytest.mark.parametrize("where", ["queue", "prefill"])
-def test_a_response(no_proxy, request, engine, where):
-    front = request.getfixturevalue("queued" if where == "queue" else "gateway")
-    if where == "prefill":
-        front = front(keepalive=0.2)
+def test_a_response(request, front, engine, where):
+    go = request.getfixturevalue("queue") if where == "queue" else threading.Event()
     engine.play(*silent(chat_chunks("Hello there", "Let me think", usage=True)))
+    events = []
     with openai_client(front).responses.stream(model=MODEL, input="Hello") as stream:
-        events = list(stream)
+        for event in stream:
+            events.append(event)
+            if len(events) == 4:
+                go.set()
         assert stream.get_final_response().output_text == "Hello there"
     kinds = [event.type.removeprefix("response.") for event in events]
     assert kinds[0] == "created" and kinds.count("created") == 1 and kinds[-1] == "completed"
@@ -240,29 +285,24 @@ def test_a_response(no_proxy, request, engine, where):
     assert [problem for event in events for problem in event_problems(event.to_dict(warnings=False))] == []
 
 
-def test_chat_with_node(front, engine):
-    ask = node_asker("oracle.mjs", front.url + "/v1", front.key)
-    engine.play(*silent(chat_chunks("Hello there", "Let me think", TWO_CALLS, usage=True)))
-    found = node_result(ask("helper", **USAGE))
-    assert [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in found["message"]["tool_calls"]] == WANTED
-    assert (found["message"]["content"], found["message"]["role"], found["finish"]) == ("Hello there", "assistant", "tool_calls")
-    assert found["usage"]["prompt_tokens"] == 15
-
-
-def test_a_message_with_node(gateway, engine):
-    front = gateway(keepalive=0.2, keepalive_form="chunk")
-    engine.play(*silent(chat_chunks("Hello there", "Let me think", TWO_CALLS, usage=True)))
-    found = node_result(node_asker("anthropic.mjs", front.url, front.key)("helper", tools=TOOLS, **THINK))
-    assert found["said"] == {"text": "Hello there", "thinking": "Let me think", "inputs": [list(pair) for pair in WANTED]}
-
-
-@pytest.mark.parametrize("case", ["helper", "vercel_stream"])
-def test_a_response_with_node(gateway, engine, case):
-    front = gateway(keepalive=0.2)
-    engine.play(*silent(chat_chunks("Hello there", "Let me think", usage=True)))
-    found = node_result(node_asker("responses.mjs", front.url + "/v1", front.key)(case))
-    if case == "helper":
-        assert found["final"]["output_text"] == "Hello there" and found["deltas"] == ["Hello", "Hello there"]
-    else:
-        texts = [part["text"] for part in found["parts"] if part["type"] in ("text-delta", "reasoning-delta")]
-        assert "".join(texts) == "Let me thinkHello there" and "error" not in [part["type"] for part in found["parts"]]
+def test_with_node(front, engine):
+    """OpenAI's, Anthropic's and Vercel's SDKs, all at once."""
+    engine.always(lambda request: silent(chat_chunks(
+        "Hello there", "Let me think", TWO_CALLS if request.json().get("tools") else None, usage=True)))
+    tools = [{"type": "function", "function": {"name": tool["name"], "parameters": tool["input_schema"]}} for tool in TOOLS]
+    base = front.url + "/v1"
+    chat, responses = node_asker("oracle.mjs", base, front.key), node_asker("responses.mjs", base, front.key)
+    asks = [lambda form=form: chat("helper", tools=tools, key=front.keys_of[form], **USAGE) for form in ("comment", "chunk")]
+    asks += [lambda: node_asker("anthropic.mjs", front.url, front.key)("helper", tools=TOOLS, **THINK),
+             lambda: responses("helper"), lambda: responses("vercel_stream")]
+    with ThreadPoolExecutor(len(asks)) as pool:
+        *chats, message, response, vercel = [node_result(done.result()) for done in [pool.submit(ask) for ask in asks]]
+    for found in chats:
+        assert [(call["function"]["name"], json.loads(call["function"]["arguments"]))
+                for call in found["message"]["tool_calls"]] == WANTED
+        assert (found["message"]["content"], found["message"]["role"], found["finish"]) == ("Hello there", "assistant", "tool_calls")
+        assert found["usage"]["prompt_tokens"] == 15
+    assert message["said"] == {"text": "Hello there", "thinking": "Let me think", "inputs": [list(pair) for pair in WANTED]}
+    assert response["final"]["output_text"] == "Hello there" and response["deltas"] == ["Hello", "Hello there"]
+    texts = [part["text"] for part in vercel["parts"] if part["type"] in ("text-delta", "reasoning-delta")]
+    assert "".join(texts) == "Let me thinkHello there" and "error" not in [part["type"] for part in vercel["parts"]]

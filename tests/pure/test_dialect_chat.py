@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from dialects import chat
+from dialects import chat, chat_messages
 from errors import InvalidRequest, Refusal, UpstreamError
 from reasoning import FIELDS
 from support.chat import FUNCTION, HELLO, PNG, TOOL
@@ -273,13 +273,14 @@ def test_messages_that_are_none(subtests):
             check_refusal(refused({} if messages is MISSING else {"messages": messages}), "messages", *words)
 
 
-@pytest.mark.parametrize("role, sent", [(role, role) for role in ("system", "user", "assistant", "tool", "function")]
-                         + [("developer", "system")])
+@pytest.mark.parametrize("role, sent", [(role, role) for role in ("system", "user", "assistant", "tool")]
+                         + [("developer", "system"), ("function", "tool")])
 def test_roles(role, sent):
-    assert payload({"messages": [{"role": role, "content": "a"}]})["messages"] == [{"role": sent, "content": "a"}]
+    message = {"role": role, "content": "a", "tool_call_id": "A"}
+    assert payload({"messages": [message]})["messages"] == [{**message, "role": sent}]
 
 
-@pytest.mark.parametrize("content", ["", "a", None, [], ["a"], "\u2028\x00", [{"type": "text", "text": ""}]])
+@pytest.mark.parametrize("content", ["", "a", None, [], "\u2028\x00", [{"type": "text", "text": ""}]])
 def test_contents_that_pass(content):
     messages = [{"role": "user", "content": content}]
     assert payload({"messages": messages})["messages"] == messages
@@ -320,15 +321,16 @@ PARTS = [
     ({"type": "image_url", "image_url": {"url": PNG}, "uuid": "u"}, {**image(), "uuid": "u"}),
     ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}},
      {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}}),
-    ({"type": "refusal", "refusal": "no"}, {"type": "refusal", "refusal": "no"}),
+    ({"type": "refusal", "refusal": "no"}, {"type": "text", "text": "no"}),
+    *(({"type": kind, field: None}, {"type": "text", "text": ""}) for kind, field in chat_messages.TEXTS.items()),
     ({"type": "thinking", "thinking": "hm"}, {"type": "thinking", "thinking": "hm"}),
     # beside a uuid vLLM would go by the address, whatever the type says
     *(({"type": kind, kind: "a", "uuid": "u", "image_url": INSIDE, "video_url": {"url": INSIDE}, "audio_url": INSIDE},
-       {"type": kind, kind: "a", "uuid": "u"}) for kind in ("text", "refusal", "thinking", "image_embeds")),
+       {"type": kind, kind: "a", "uuid": "u"}) for kind in ("text", "thinking", "image_embeds")),
     ({"type": "image_url", "image_url": {"url": PNG}, "uuid": "u", "video_url": INSIDE}, {**image(), "uuid": "u"}),
     ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}, "uuid": "u", "image_url": INSIDE},
      {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}, "uuid": "u"}),
-    ("a", "a"),
+    ("a", {"type": "text", "text": "a"}),
 ]
 
 
@@ -366,7 +368,12 @@ def test_only_images_are_fetched(subtests):
 
 @pytest.mark.parametrize("role", ["system", "developer", "assistant", "tool", "function"])
 def test_addresses_are_refused_in_every_role(role):
-    check_refusal(refused({"messages": [{"role": role, "content": [image(URLS[0])]}]}), "messages")
+    messages = [{"role": role, "content": [image(URLS[0])]}]
+    if role in chat_messages.MADE:                  # that is history
+        one = read({"messages": messages})
+        assert sent(one)["messages"][0]["content"] == "" and one.ignored == "messages[0].content[0] image_url"
+    else:
+        check_refusal(refused({"messages": messages}), "messages")
 
 
 def with_images(*urls, role="user", **fields):
@@ -379,9 +386,10 @@ def test_addresses_of_images_are_taken_out(role, streams):
     """They are for the gateway to fetch: a str between the bytes, where the data URL goes."""
     one = read(with_images(*ADDRESSES, PNG, ADDRESSES[0], role=role, stream=streams))
     assert one.images == [*ADDRESSES, ADDRESSES[0]]
-    filled = b"".join(part if isinstance(part, bytes) else b"<%b>" % part.encode() for part in one.body)
+    one.fill_in({url: b"<%b>" % url.encode() for url in ADDRESSES})
+    filled = b"".join(one.body)
     wanted = with_images(*(f"<{url}>" for url in ADDRESSES), PNG, f"<{ADDRESSES[0]}>", role=role)["messages"]
-    assert json.loads(filled)["messages"] == wanted
+    assert [message["content"] for message in json.loads(filled)["messages"]] == [wanted[0]["content"]]
     assert json.loads(filled)["messages"][0]["content"][1]["image_url"]["url"] == f"<{ADDRESSES[0]}>"
 
 
@@ -414,7 +422,7 @@ NO_PARTS = [
     ({"type": "image_url", "image_url": {"url": 5}}, ["data URL"]),
     ({"type": "image_url", "image_url": [PNG]}, ["data URL"]), ({"type": "image_url", "image_url": 5}, ["data URL"]),
     ({"type": "input_image", "file_id": "file-1"}, ["data URL"]), ({"type": "image_url", "url": PNG}, ["data URL"]),
-    ({"type": "text"}, ["text"]), ({"type": "text", "text": None}, ["text"]), ({"type": "text", "text": 5}, ["text"]),
+    ({"type": "text"}, ["text"]), ({"type": "text", "text": 5}, ["text"]),
     ({"type": "text", "text": ["a"]}, ["text"]), ({"type": "input_text"}, ["text"]),
     ({"type": "output_text", "text": {}}, ["text"]),
     ({"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}, ["audio is not supported"]),
@@ -450,7 +458,10 @@ REASONED = [
     ({"reasoning": "hm", "reasoning_content": None}, {"reasoning_content": "hm"}),
     ({"reasoning": "", "reasoning_content": ""}, {}),
     ({"reasoning": None}, {}),
-    ({"reasoning": 5}, {}), ({"reasoning": {"effort": "low"}}, {}), ({"reasoning_content": ["hm"]}, {}),
+    ({"reasoning": 5}, {"reasoning_content": "5"}), ({"reasoning": {"effort": "low"}}, {}),
+    ({"reasoning_content": ["hm"]}, {"reasoning_content": "hm"}),
+    ({"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}]},
+     {"content": [{"type": "text", "text": "a"}], "reasoning_content": "hm"}),
 ]
 
 
@@ -518,22 +529,17 @@ def test_any_arguments_become_an_object(arguments):
     assert isinstance(json.loads(mended(arguments)), dict)
 
 
-NO_CALLS = [
-    ({}, ["tool_calls", "list"]), ("x", ["tool_calls", "list"]), (5, ["tool_calls", "list"]), ([5], ["tool_calls[0]"]),
-    ([None], ["tool_calls[0]"]),
-    ([{}], ["tool_calls[0]", "function"]), ([{"function": None}], ["tool_calls[0]"]),
-    ([{"function": "f"}], ["tool_calls[0]"]),
-    ([{"function": {}}], ["tool_calls[0]", "name"]), ([{"function": {"name": None}}], ["tool_calls[0]"]),
-    ([{"function": {"name": 5}}], ["tool_calls[0]"]),
-    ([{"function": {"name": "f"}}, {"id": "B"}], ["tool_calls[1]"]),
-]
+NO_CALLS = ["x", 5, [5], [None], [{}], [{"function": None}], [{"function": "f"}], [{"function": {}}],
+            [{"function": {"name": None}}], [{"function": {"name": 5}}], [{"id": "B", "type": "custom", "custom": {"input": "x"}}]]
 
 
 def test_calls_that_are_none(subtests):
-    for calls, words in NO_CALLS:
+    """They are left out, and named."""
+    for calls in NO_CALLS:
         with subtests.test(str(calls)):
-            check_refusal(refused({"messages": [*HELLO, {"role": "assistant", "tool_calls": calls}]}), "messages",
-                          "messages[1]", *words)
+            one = read({"messages": [*HELLO, {"role": "assistant", "content": None, "tool_calls": calls}]})
+            assert sent(one)["messages"][1] == {"role": "assistant", "content": None}
+            assert one.ignored == "messages[1].tool_calls[0] tool_call"
 
 
 # ---- tools
@@ -727,10 +733,10 @@ def test_any_body_is_sent_on_or_refused(fields, good):
         sent(one)
 
 
-PART_TYPES = st.sampled_from([*chat.TEXTS, *chat.MEDIA, *chat.REFUSED, *chat.PASSED, "x"])
+PART_TYPES = st.sampled_from([*chat_messages.TEXTS, *chat_messages.MEDIA, *chat_messages.REFUSED, *chat_messages.PASSED, "x"])
 PART = st.fixed_dictionaries({"type": PART_TYPES | JSON}, optional={"text": JSON, "image_url": JSON, "detail": JSON})
 PIECE = st.fixed_dictionaries({"name": st.text()}, optional={"arguments": JSON})
-MESSAGE = st.fixed_dictionaries({"role": st.sampled_from([*chat.ROLES, "x"]) | JSON}, optional={
+MESSAGE = st.fixed_dictionaries({"role": st.sampled_from([*chat_messages.ROLES, "x"]) | JSON}, optional={
     "content": JSON | st.lists(PART, max_size=3),
     "tool_calls": JSON | st.lists(st.fixed_dictionaries({"function": JSON | PIECE}))})
 
@@ -773,9 +779,12 @@ def without(out, given):
 def test_what_the_schema_wants_and_forbids():
     """OpenAI's schema requires `refusal` and `logprobs`, and has no null for what vLLM sends beside them."""
     out = json.loads(chat.write({"choices": [{"message": {
-        "role": "assistant", "content": "a", "annotations": None, "audio": None, "function_call": None, "tool_calls": None}}]},
-        read(ask()))[0])
-    assert out["choices"] == [{"message": {"role": "assistant", "content": "a", "refusal": None}, "logprobs": None}]
+        "role": "assistant", "content": "a", "annotations": None, "audio": None, "function_call": None, "tool_calls": None},
+        "finish_reason": "stop"}], "service_tier": None, "system_fingerprint": None,
+        "usage": {"prompt_tokens": 1, "prompt_tokens_details": None}}, read(ask()))[0])
+    assert out == {"choices": [{"message": {"role": "assistant", "content": "a", "refusal": None}, "logprobs": None,
+                                "finish_reason": "stop"}],
+                   "model": out["model"], "usage": {"prompt_tokens": 1}}
 
 
 def written_message(message, field="both"):
@@ -842,7 +851,6 @@ def test_tags_beside_reasoning():
     {"role": "assistant", "content": None,
      "tool_calls": [{"id": "A", "type": "function", "function": {"name": "f", "arguments": '"a": '}}]},
     {"role": "assistant", "content": "", "tool_calls": [], "odd": {"a": [1]}, "null": None},
-    {"role": "assistant", "content": [{"type": "text", "text": "<think>"}]},
     {"role": "assistant", "content": "\u2028\ud83d", "audio": {"id": "x"}},
     {},
 ])
@@ -851,7 +859,7 @@ def test_the_rest_of_a_message_is_untouched(message):
 
 
 def test_the_rest_of_an_answer_is_untouched():
-    given = answer({"role": "assistant", "content": "a"}, "length", service_tier=None, system_fingerprint="x",
+    given = answer({"role": "assistant", "content": "a"}, "length", metrics=None, system_fingerprint="x",
                    prompt_logprobs=None, odd=[{"a": 10 ** 30}])
     given["choices"].append({"index": 1, "message": {"role": "assistant", "content": "<think>hm</think>b"},
                              "finish_reason": "stop", "stop_reason": 7})
@@ -921,7 +929,7 @@ def test_choices_of_a_stream_are_collected():
                     chunk({}, "stop"))
     assert [(choice["index"], choice["message"]["content"], choice["finish_reason"]) for choice in out["choices"]] == [
         (0, "a", "stop"), (1, "b", "length")]
-    assert out["choices"][0]["message"]["reasoning"] == "hm" and out["usage"] is None
+    assert out["choices"][0]["message"]["reasoning"] == "hm" and "usage" not in out
 
 
 def test_a_collected_stream_keeps_its_logprobs():

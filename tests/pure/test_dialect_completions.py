@@ -46,6 +46,8 @@ def test_prompts():
     prompts = ["a", "", ["a"], [""], ["a", "b"], [1, 2, 3], [0], [[1, 2], [3]], ["a", [1]]]
     assert [payload(prompt=prompt) for prompt in prompts] == [
         {"prompt": prompt, "max_tokens": 16} for prompt in prompts]
+    for floats, prompt in (([1.0, 2], [1, 2]), ([[1.0], [2, 3.0]], [[1], [2, 3]])):
+        assert payload(prompt=floats)["prompt"] == prompt
     assert payload(prompt=None, prompt_embeds="x") == {"prompt": None, "prompt_embeds": "x", "max_tokens": 16}
 
 
@@ -160,12 +162,12 @@ def written(given):
 def test_an_answer_is_untouched():
     """Also what looks like thinking: the prompt was raw, and so is what follows it."""
     given = answer(choice("<think>hm</think> yes", "stop", stop_reason=3, logprobs={"tokens": ["a"]}), choice("b", "length", 1),
-                   odd=[10 ** 30], service_tier=None)
+                   odd=[10 ** 30], kv_transfer_params=None)
     assert written(given) == (given, USAGE)
 
 
 def test_what_the_sdk_wants():
-    assert written({"choices": [{"index": 0}, None]})[0]["choices"][0] == {"index": 0, "text": "", "logprobs": None}
+    assert written({"choices": [{"index": 0, "finish_reason": "stop"}, None]})[0]["choices"][0] == choice("", "stop")
 
 
 def test_an_answer_without_a_choice_is_none(subtests):

@@ -70,6 +70,7 @@ def test_inputs(subtests):
         with subtests.test(repr(given)[:40]):
             one = read({**HELLO, "input": given})
             assert sent(one)["input"] == given and one.extra["inputs"] == count
+    assert sent(read({**HELLO, "input": [[1.0], [2, 3.0]]}))["input"] == [[1], [2, 3]]
 
 
 NO_INPUTS = [None, [], 1, True, {}, [None], [True], [1.5], [-1], [1, "a"], ["a", 1], [[]], [["a"]],
@@ -158,7 +159,7 @@ def packed(numbers):
 
 
 def answer(*vectors, **more):
-    return {"object": "list", "model": "engine/small", "usage": USAGE,
+    return {"object": "list", "model": "small", "usage": USAGE,
             "data": [{"object": "embedding", "index": n, "embedding": one} for n, one in enumerate(vectors)], **more}
 
 
@@ -202,6 +203,10 @@ def test_more_dimensions_than_there_are():
     with pytest.raises(InvalidRequest) as caught:
         written(answer(VECTOR), dimensions=5)
     check_refusal(caught.value, "dimensions", "at most 4")
+
+
+def test_the_model_has_its_public_name():
+    assert written({**answer(VECTOR), "model": "/srv/small.gguf"})[0]["model"] == "small"
 
 
 def test_usage():

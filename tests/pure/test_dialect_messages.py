@@ -25,6 +25,7 @@ from support.messages import PNG, assistant, result, text, transcript, use, user
 
 PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 OFF = {"enable_thinking": False}
+DIRECT = {"caller": {"type": "direct"}}
 
 
 class Fleet:
@@ -167,20 +168,15 @@ REFUSED = [
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "messages.0.role: must be user or assistant"),
     ({"messages": [{"role": ["user"], "content": "x"}]}, "messages", "messages.0.role"),
     ({"messages": [{"role": "user"}]}, "messages", "messages.0.content: Field required"),
-    ({"messages": [user("a"), {"role": "assistant", "content": 5}]}, "messages", "messages.1.content: must be a text or a list"),
+    ({"messages": [user("a"), {"role": "user", "content": 5}]}, "messages", "messages.1.content: must be a text or a list"),
     ({"messages": [user({"type": "document", "source": {}})]}, "messages", "messages.0.content.0: a block of type 'document'"),
     ({"messages": [user({"type": "odd"})]}, "messages", "messages.0.content.0: a block of type 'odd'"),
     ({"messages": [user("a"), assistant(text("b")), user({"type": "odd"})]}, "messages", "messages.2.content.0"),
     ({"messages": [user(use("t", "f", {}))]}, "messages", "'tool_use' is not supported here"),
-    ({"messages": [assistant(result("t", "x"))]}, "messages", "'tool_result' is not supported here"),
     ({"messages": [user({"text": "x"})]}, "messages", "messages.0.content.0.type: Field required"),
     ({"messages": [user({"type": {}})]}, "messages", "messages.0.content.0.type"),
     ({"messages": [user({"type": "text"})]}, "messages", "messages.0.content.0.text: Field required"),
     ({"messages": [user({"type": "text", "text": 5})]}, "messages", "messages.0.content.0.text: must be a text"),
-    ({"messages": [user({"type": "tool_result", "content": "x"})]}, "messages", "tool_use_id: Field required"),
-    ({"messages": [user(result("t", "x", is_error="yes"))]}, "messages", "messages.0.content.0.is_error"),
-    ({"messages": [assistant({"type": "tool_use", "name": "f"})]}, "messages", "messages.0.content.0.id: Field required"),
-    ({"messages": [assistant({"type": "thinking"})]}, "messages", "messages.0.content.0.thinking"),
     ({"messages": [user({"type": "image"})]}, "messages", "messages.0.content.0.source: must be of type base64 or url"),
     ({"messages": [user({"type": "image", "source": {"type": "file", "file_id": "f"}})]}, "messages", "source"),
     ({"messages": [user({"type": "image", "source": {"type": "base64", "data": "x"}})]}, "messages", "media_type"),
@@ -224,8 +220,8 @@ def test_refusals_name_the_field(subtests):
                 read({**ask(), **given})
             error = caught.value
             assert error.status == 400 and error.param.partition(".")[0] == where and words in error.message
-            said = json.loads(refusal(error, "r1"))
-            assert said == {"type": "error", "error": {"type": "invalid_request_error", "message": error.message}, "request_id": "r1"}
+            said = json.loads(refusal(error))
+            assert said == {"type": "error", "error": {"type": "invalid_request_error", "message": error.message}, "request_id": None}
 
 
 # ---- the conversation
@@ -515,6 +511,11 @@ def test_without_thinking_there_is_no_thinking_block(name, caplog):
     assert len([1 for record in caplog.records if "thinking was off" in record.getMessage()]) == bool(thought)
 
 
+def test_a_call_says_who_calls():
+    events = chat_chunks(None, tools=[("f", {})])
+    assert b'"input":{},"caller":{"type":"direct"}}' in whole(events)
+
+
 def test_events_as_they_are():
     stream, out = fed(chat_chunks("Hello there", id="chatcmpl-0123", usage=True))
     assert (out + stream.end()).decode().split("\n\n") == [
@@ -524,7 +525,7 @@ def test_events_as_they_are():
         '"output_tokens_details":null,"server_tool_use":null,"service_tier":null,"speed":null,"input_tokens":7,"output_tokens":0}}}',
         'event: ping\ndata: {"type":"ping"}',
         'event: content_block_start\ndata: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":"",'
-        '"citations":null}}',
+        '"citations":[]}}',
         'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hello"}}',
         'event: content_block_delta\n'
         'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":" there"}}',
@@ -573,7 +574,7 @@ FIGURES = [
 def test_figures_add_up_to_the_prompt(subtests):
     for usage, made in FIGURES:
         with subtests.test(str(usage)):
-            assert usage_of(usage) == made
+            assert usage_of(usage, {}) == made
             if made.get("input_tokens") is not None:
                 assert sum(value for name, value in made.items() if "input" in name) == usage["prompt_tokens"]
 
@@ -601,7 +602,7 @@ def test_alive():
 
 def answered(words):
     """A block of text as answers have it."""
-    return {**text(words), "citations": None}
+    return {**text(words), "citations": []}
 
 
 def write(answer, thinks=True, named="claude-x"):
@@ -609,8 +610,6 @@ def write(answer, thinks=True, named="claude-x"):
     data, usage = messages.write(answer, one)
     return json.loads(data), usage
 
-
-DIRECTLY = {"caller": {"type": "direct"}}
 
 
 @pytest.mark.parametrize("make", [completion, llama_completion])
@@ -621,8 +620,8 @@ def test_a_plain_answer(make, thinks):
     assert (said["id"], said["type"], said["role"], said["model"]) == ("msg_01", "message", "assistant", "claude-x")
     ids = [block.pop("id") for block in said["content"] if block["type"] == "tool_use"]
     assert said["content"] == [*[{"type": "thinking", "thinking": "Let me", "signature": ""}] * thinks, answered("Hello there"),
-                               {"type": "tool_use", **DIRECTLY, "name": "f", "input": {"a": 1}},
-                               {"type": "tool_use", **DIRECTLY, "name": "g", "input": {}}]
+                               {"type": "tool_use", "name": "f", "input": {"a": 1}, **DIRECT},
+                               {"type": "tool_use", "name": "g", "input": {}, **DIRECT}]
     assert len(set(ids)) == 2 and (said["stop_reason"], said["stop_sequence"]) == ("tool_use", None)
     assert (said["usage"]["input_tokens"], said["usage"]["cache_read_input_tokens"]) == (7, 8) and usage["prompt_tokens"] == 15
 
@@ -631,12 +630,12 @@ ODD_MESSAGES = [
     ({"content": "\n", "reasoning": None}, [], "end_turn"),
     ({"content": "<think>hm</think>well"}, [{"type": "thinking", "thinking": "hm", "signature": ""}, answered("well")], "end_turn"),
     ({"tool_calls": [{"id": "t", "function": {"name": "f", "arguments": "{broken"}}]},
-     [answered("Hello"), {"type": "tool_use", **DIRECTLY, "id": "t", "name": "f", "input": {"input": "{broken"}}], "max_tokens"),
+     [answered("Hello"), {"type": "tool_use", "id": "t", "name": "f", "input": {"input": "{broken"}, **DIRECT}], "max_tokens"),
     ({"tool_calls": [None, {}, {"function": {"name": ""}}, {"function": {"name": "f"}}], "content": None},
-     [{"type": "tool_use", **DIRECTLY, "id": "call_c1_0", "name": "f", "input": {}}], "tool_use"),
+     [{"type": "tool_use", "id": "call_c1_0", "name": "f", "input": {}, **DIRECT}], "tool_use"),
     ({"tool_calls": "x", "content": 5}, [], "end_turn"),
     ({"tool_calls": [{"id": ident, "function": {"name": "f"}} for ident in ("t", "t", "", None, [5])], "content": None},
-     [{"type": "tool_use", **DIRECTLY, "id": ident, "name": "f", "input": {}} for ident in ("t", "call_c1_1", "call_c1_2", "call_c1_3", "call_c1_4")],
+     [{"type": "tool_use", "id": ident, "name": "f", "input": {}, **DIRECT} for ident in ("t", "call_c1_1", "call_c1_2", "call_c1_3", "call_c1_4")],
      "tool_use"),
     ({"refusal": "I won't.", "content": None}, [answered("I won't.")], "refusal"),
 ]
@@ -734,10 +733,20 @@ def test_every_refusal_in_anthropics_shape(subtests):
         with subtests.test(kind.__name__):
             error = kind("what is wrong", "field", retry_after=5)
             assert json.loads(refusal(error)) == {"type": "error", "error": {
-                "type": NAMES.get(error.status, "invalid_request_error"), "message": "what is wrong"},
-                "request_id": None}
+                "type": NAMES.get(error.status, "invalid_request_error"), "message": "what is wrong"}, "request_id": None}
             permanent = error.headers.get("x-should-retry") == "false"
-            assert permanent == (error.status in (400, 401, 403, 404, 405, 413, 415) or kind is errors.QuotaExceeded)
+            assert permanent == (error.status in (400, 401, 403, 404, 405, 413, 415, 426) or kind is errors.QuotaExceeded)
+
+
+def test_a_thread_is_not_kept():
+    """The SDKs' tool runners begin one, and would then send the last turn alone."""
+    assert read(ask(thread={"type": "create"})).ignored == "thread create"
+    assert read(ask(thread=None)).ignored == ""
+    for dialect in (messages, count):
+        with pytest.raises(errors.NotFound, match="send all messages again") as caught:
+            read(ask(thread={"type": "continue", "previous_message_id": "msg_1"}), dialect)
+        error = json.loads(refusal(caught.value))["error"]
+        assert (error["type"], error["details"]) == ("not_found_error", {"error_code": "thread_not_found"})
 
 
 @pytest.mark.parametrize("status, name", [(529, "overloaded_error"), (418, "invalid_request_error"), (599, "api_error")])

@@ -249,6 +249,154 @@ def test_a_call_of_a_custom_tool_in_a_chat():
         {"id": "A", "type": "function", "function": {"name": "patch", "arguments": '{"input":"a\\nb"}'}}]
 
 
+# ---- what is malformed, in all of them
+
+def read_chat(*history, **fields):
+    return chat.read(json.dumps({"messages": list(history), **fields}).encode(), Fleet())
+
+
+CALL = {"id": "A", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+ODD_PARTS = [  # a part -> the text of it, or None where it is left out; what the header names
+    ("a", "a", None), (5, "5", None), ([{"type": "text", "text": "a"}], "a", None), ({"text": "a"}, "a", None),
+    ({"type": None, "text": "a"}, "a", None), ({"type": 5, "text": "a"}, "a", None), ({"type": "", "text": "a"}, "a", None),
+    ({"type": "text", "text": None}, "", None), ({"type": "text", "text": 5}, "5", None), ({"type": "text", "text": ["a"]}, "a", None),
+    (None, None, "untyped"), ({}, None, "untyped"), ({"type": "text"}, None, "text"), ({"type": "é\r\n"}, None, "___"),
+    ({"type": "odd", "content": [{"type": "text", "text": "a"}, {"type": "image", "data": "AA=="}]}, "[odd]\na", "image"),
+    ({"type": "odd", "outputs": [{"type": "logs", "logs": "a"}, {"type": "image", "url": "data:image/png;base64,AA=="}]}, "[odd]\na", "image"),
+    ({"type": "odd", "content": {"type": "document", "title": "a", "source": {"type": "base64", "data": "AA=="}}}, "[odd]\na", "document"),
+]
+
+
+@pytest.mark.parametrize("part, said, kind", ODD_PARTS)
+def test_odd_parts_of_contents_and_of_results(part, said, kind):
+    ways = [
+        (read_chat(user(part), assistant(text("b")), user("c")), 0, "messages[0].content[0]"),
+        (read_chat({"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "A", "content": [part]}),
+         1, "messages[1].content[0]"),
+        (read_messages(user(part), assistant(text("b")), user("c")), 0, "messages.0.content.0"),
+        (read_messages(assistant(use("A", "f", {})), user({"type": "tool_result", "tool_use_id": "A", "content": [part]})), 1,
+         "messages.1.content.0.content.0"),
+        (read_messages(user(part), assistant(text("b")), user("c"), stream=True), 0, "messages.0.content.0"),
+        (read_items({"role": "user", "content": [part]}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}),
+         0, "input[0].content[0]"),
+        (read_items({"type": "function_call", "call_id": "A", "name": "f", "arguments": "{}"},
+                    {"type": "function_call_output", "call_id": "A", "output": [part]}), 1, "input[1].output[0]"),
+    ]
+    for one, at, place in ways:
+        content = sent(one)["messages"][at]["content"]
+        if isinstance(content, list):
+            content = "\n".join(inner["text"] for inner in content)
+        assert content == (said or "") and one.ignored == (f"{place} {kind}" if kind else "")
+
+
+@pytest.mark.parametrize("content, said", [(5, "5"), (True, "true"), ({"type": "text", "text": "a"}, "a"), (["a", "b"], "a\nb"), ([], "")])
+def test_odd_contents(content, said):
+    ways = [(read_chat({"role": "user", "content": content}, assistant(text("b")), user("c")), 0),
+            (read_chat({"role": "tool", "tool_call_id": "A", "content": content}), 0),
+            (read_messages({"role": "user", "content": content}, assistant(text("b")), user("c")), 0),
+            (read_messages(assistant(use("A", "f", {})), user({"type": "tool_result", "tool_use_id": "A", "content": content})), 1),
+            (read_items({"role": "user", "content": content}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}), 0)]
+    for one, at in ways:
+        found = sent(one)["messages"][at]["content"]
+        assert (found if isinstance(found, str) else "\n".join(inner["text"] for inner in found)) == said
+
+
+@pytest.mark.parametrize("message, said, ignored", [
+    ({"role": "critic", "content": "a"}, "[message of critic]\na", ""), ({"role": None, "content": "a"}, "[message of nobody]\na", ""),
+    ({"role": ["user"], "content": "a"}, "[message of ['user']]\na", ""), ("a", "a", ""),
+    (None, None, "untyped"), ({"role": "critic"}, None, "message_of_critic"),
+])
+def test_messages_of_nobody_here(message, said, ignored):
+    ways = [(read_chat(message, assistant(text("b")), user("c")), "messages[0]"),
+            (read_messages(message, assistant(text("b")), user("c")), "messages.0")]
+    if message is not None:
+        ways += [(read_items(message, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}), "input[0]")]
+    for one, place in ways:
+        contents = [message["content"] for message in sent(one)["messages"]]
+        assert contents[:-2] == ([said] if said else []) and one.ignored == (f"{place} {ignored}" if ignored else "")
+        assert len(contents) == 3 or not said
+    for refused in (lambda: read_chat(user("a"), message), lambda: read_messages(user("a"), message),
+                    lambda: read_items({"role": "user", "content": "a"}, message)):
+        with pytest.raises(InvalidRequest):         # nothing has answered it yet
+            refused()
+
+
+def test_calls_and_results_that_lack_something():
+    """In Messages and Responses. What is left of them, the model is told."""
+    one = read_messages(assistant(use(5, "f", None), use(None, "g", {}), use("C", None, {}), {"type": "thinking"}),
+                        user({"type": "tool_result", "tool_use_id": 5}, {"type": "tool_result", "content": "b", "is_error": True}))
+    turn, told, rest = sent(one)["messages"]
+    assert [(call["id"], call["function"]) for call in turn["tool_calls"]] == [("5", {"name": "f", "arguments": "{}"})]
+    assert (told["tool_call_id"], told["content"], rest["content"]) == ("5", "", "[tool_result, an error]\nb")
+    assert one.ignored == "messages.0.content.1 tool_use, messages.0.content.2 tool_use, messages.0.content.3 thinking"
+    call, output = {"type": "function_call", "name": "f"}, {"type": "function_call_output"}
+    one = read_items({**call, "call_id": 5, "arguments": {"a": 1}, "namespace": 5}, {**call, "arguments": "{}"}, {**call, "call_id": "C", "name": None},
+                     {"type": "custom_tool_call", "call_id": "D", "name": "p", "input": [1]},
+                     {**output, "call_id": 5, "output": 7}, {**output, "output": "b"}, {**output, "call_id": "D"})
+    turn, *told, rest = sent(one)["messages"]
+    assert [(call["id"], call["function"]["arguments"]) for call in turn["tool_calls"]] == [("5", '{"a":1}'), ("D", '{"input":"[1]"}')]
+    assert [(result["tool_call_id"], result["content"]) for result in told] == [("5", "7"), ("D", "")]
+    assert rest == {"role": "user", "content": "[function_call_output]\nb"}
+    assert one.ignored == "input[1] function_call, input[2] function_call"
+
+
+@pytest.mark.parametrize("turn, results, wanted", [
+    ({"tool_calls": [CALL]}, [{}], "A"), ({"tool_calls": [{**CALL, "id": 7, "type": None}]}, [{"tool_call_id": 7}], "7"),
+    *(({"tool_calls": [{**CALL, "id": ident}]}, [{"tool_call_id": None}], "call_1") for ident in (None, "", [])),
+    ({"tool_calls": {"name": "f", "arguments": None}}, [{"tool_call_id": ""}], "call_1"),
+    ({"tool_calls": [{"type": "function_call", "call_id": "A", "name": "f", "arguments": {}}]}, [{"tool_call_id": "A"}], "A"),
+    ({"function_call": {"name": "f", "arguments": ""}}, [{"role": "function", "name": "f"}], "call_1"),
+])
+def test_calls_of_a_chat_are_mended(turn, results, wanted):
+    """llama.cpp fails at an id or a type that is no text, and everybody's template at OpenAI's first form of calls."""
+    history = [user("a"), {"role": "assistant", "content": None, **turn}, *({"role": "tool", "content": "b", **one} for one in results)]
+    for fields in ({}, {"stream": True}):
+        _, called, result = sent(read_chat(*history, **fields))["messages"]
+        assert called["tool_calls"] == [{"id": wanted, "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+        assert (result["role"], result["tool_call_id"], result["content"]) == ("tool", wanted, "b") and "function_call" not in called
+
+
+def test_results_without_an_id_follow_their_calls():
+    made = sent(read_chat({"role": "assistant", "tool_calls": [{**CALL, "id": name} for name in ("A", None, "C")]},
+                          *({"role": "tool", "content": name, "tool_call_id": name if name == "A" else None} for name in "ABC"),
+                          {"role": "tool", "content": "more"}, user("b")))["messages"]
+    assert [message["tool_call_id"] for message in made[1:5]] == ["A", "call_1", "C", "call_2"]
+
+
+def test_what_a_chat_says_beside_its_content():
+    one = read_chat({"role": "assistant", "content": None, "refusal": "No."}, {"role": "assistant", "content": None, "audio": {"id": "x"}},
+                    {"role": "user", "name": 5, "content": "a"}, {"role": "tool"}, user("b"))
+    assert [message["content"] for message in sent(one)["messages"]] == ["No.", None, "a", "", "b"]
+    assert one.ignored == "messages[1].audio audio, messages[2].name name"
+    with pytest.raises(InvalidRequest, match="send them as tools"):
+        read_chat(user("a"), functions=[{"name": "f"}])
+
+
+@pytest.mark.parametrize("kind", ["additional_tools", "tool_search_output"])
+def test_malformed_tools_in_the_input_are_left_out(kind):
+    good = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    bad = [None, "f", {"name": "f"}, {"type": "function", "name": "a.b"}, {**good, "parameters": 5}, {**good, "strict": 5},
+           {"type": "namespace", "name": "n", "tools": 5}, {"type": "namespace", "name": "m", "tools": [{**good, "name": ""}, good]}]
+    one = read_items({"type": kind, "role": "developer", "tools": [*bad, good]}, {"type": kind, "tools": {"a": 1}}, {"role": "user", "content": "a"})
+    assert [tool["function"]["name"] for tool in sent(one)["tools"]] == ["m__f", "f"]
+    kinds = ["tool", "tool", "tool", "function", "function", "function", "namespace"]
+    assert one.ignored == ", ".join([*(f"input[0].tools[{at}] {kind}" for at, kind in enumerate(kinds)),
+                                     "input[0].tools[7].tools[0] function", "input[1].tools tools"])
+
+
+@pytest.mark.parametrize("definition", [None, {}, {"name": "g"}, {"name": "g", "input_schema": 5}, {"input_schema": {}}])
+def test_malformed_definitions_of_tools_are_left_out(definition):
+    for dialect in (messages, count):
+        one = read_messages(user("a"), {"role": "system", "content": [{"type": "tool_addition", "tool": {
+            "type": "tool_definition", "definition": definition}}]}, user("b"), dialect=dialect)
+        assert one.ignored == "messages.1.content.0 tool_definition"
+
+
+def test_tool_changes_inside_of_a_result_are_none():
+    one = read_messages(assistant(use("A", "f", {})), user(result("A", *change("addition", "mcp__x")["content"])), tools=[DEFERRED])
+    assert "tools" not in sent(one) and one.ignored == "messages.1.content.0.content.0 tool_addition"
+
+
 # ---- whatever comes next
 
 KNOWN = {"message", "function_call", "custom_tool_call", "function_call_output", "custom_tool_call_output", "reasoning", "", "tool_use",

@@ -13,7 +13,7 @@ WIDTH, LINES, SHORT = 100, 45, 10                   # columns; lines of a functi
 CONDITIONALS, TUPLES = 2, 1                         # at most, for each 100 lines of code
 
 PRODUCT_NOT = ("tests", "bench", "node_modules", "build", "dist")
-PURE_FILES = ["stream.py", "admission.py", "reasoning.py", "errors.py", "values.py", "mending/*.py", "dialects/**/*.py"]
+PURE_FILES = ["stream.py", "admission.py", "counting.py", "reasoning.py", "errors.py", "values.py", "mending/*.py", "dialects/**/*.py"]
 ACTS = {"gevent", "socket", "ssl", "select", "selectors", "time", "threading", "subprocess", "asyncio", "requests",
         "urllib3", "random", "secrets"}
 HEAVY = {"gevent", "requests", "urllib3", "gunicorn", "flask", "peewee"}
@@ -128,16 +128,17 @@ ARROWS = {
     "mending": {"values", "engines.kinds"},
     "stream": {"mending", "values", "engines.kinds", "engines.failures"},
     "admission": set(),
+    "counting": {"mending", "values"},
     "loop": set(),
     "tcp": set(),
     "log": set(),
     "pump": set(),
     "metrics": set(),
     "store": set(),
-    "engines": {"loop", "tcp"},
+    "engines": {"loop", "tcp", "counting"},
     "engines.local": {"engines"},
     "keys": {"store", "admission", "reasoning"},
-    "call": {"pump", "engines", "admission", "store", "stream", "values"},
+    "call": {"pump", "engines", "admission", "store", "stream", "values", "counting"},
     "dialects": {"stream", "mending", "values", "reasoning", "engines.kinds"},
     "pages": {"reasoning", "front.routes"},
     "front": {"call", "dialects", "pages", "store", "values", "loop", "tcp"},

@@ -2,6 +2,7 @@
 import json
 
 import hypothesis
+import jiter
 import pytest
 from hypothesis import strategies as st
 
@@ -27,9 +28,9 @@ DIALECTS = {
 CUT = {"length", "max_tokens", "incomplete"}
 
 
-def asked(name, streams=False):
+def asked(name, streams=False, **fields):
     dialect, request, more = DIALECTS[name]
-    return dialect, dialect.read(json.dumps({**request, **(more if streams else {})}).encode(), Fleet())
+    return dialect, dialect.read(json.dumps({**request, **fields, **(more if streams else {})}).encode(), Fleet())
 
 
 # ---- what a client reads
@@ -43,23 +44,26 @@ def a_call(ident, name, arguments):
     return [ident, name, arguments]
 
 
-def chat_said(answer):
-    choice = answer["choices"][0]
+def chat_said(answer, at=0):
+    choice = answer["choices"][at]
     message = choice["message"]
     calls = [a_call(call["id"], call["function"]["name"], call["function"]["arguments"])
              for call in message.get("tool_calls", [])]
     assert all(call["type"] == "function" for call in message.get("tool_calls", []))
-    return message.get("content") or "", message.get("reasoning", ""), calls, choice["finish_reason"], answer["usage"]
+    text = (message["refusal"] or "") + (message.get("content") or "")
+    return text, message.get("reasoning", ""), calls, choice["finish_reason"], answer["usage"]
 
 
-def chat_streamed(out):
+def chat_streamed(out, at=0):
     """As an SDK that joins names would be fooled, a name must come once, with an id and a type."""
     text, reasoning, calls, finish, usage = "", "", [], None, None
     for event in events_in(out):
         usage = event.get("usage") or usage
         for choice in event["choices"]:
+            if choice["index"] != at:
+                continue
             delta = choice["delta"]
-            text += delta.get("content") or ""
+            text += (delta.get("refusal") or "") + (delta.get("content") or "")
             reasoning += delta.get("reasoning") or ""
             for piece in delta.get("tool_calls", []):
                 function = piece["function"]
@@ -98,8 +102,8 @@ def message_streamed(out):
         elif event["type"] == "message_delta":
             said = {"usage": event["usage"], **event["delta"]}
     for block in blocks:
-        if block["type"] == "tool_use":
-            block["input"] = block["json"]
+        if block["type"] == "tool_use" and block["json"]:
+            block["input"] = jiter.from_json(block["json"].encode(), partial_mode=True)  # as the SDK does
     return message_said({**said, "content": blocks})
 
 
@@ -110,7 +114,7 @@ def response_said(said):
         if item["type"] == "function_call":
             calls.append(a_call(item["call_id"], item["name"], item["arguments"]))
         else:
-            texts[item["type"]] += "".join(part["text"] for part in item["content"])
+            texts[item["type"]] += "".join(part.get("text") or part.get("refusal", "") for part in item["content"])
     usage = said["usage"]
     return (texts["message"], texts["reasoning"], calls, said["status"],
             {"prompt_tokens": usage["input_tokens"], "completion_tokens": usage["output_tokens"]})
@@ -124,95 +128,259 @@ READERS = {"chat": (chat_said, chat_streamed), "messages": (message_said, messag
            "responses": (response_said, response_streamed)}
 
 
+def same_text(text):
+    """A text without the white space around it; halves of a character that came apart are put together."""
+    return text.strip().encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def object_or_text(arguments):
+    """What a client makes of a call's arguments."""
+    if isinstance(arguments, str):
+        try:
+            return json.loads(mended(arguments)) if isinstance(json.loads(arguments), dict) else arguments
+        except ValueError:
+            return arguments
+    return arguments
+
+
 def reading(said):
-    """What the dialects must agree on."""
+    """What plain and streamed must agree on."""
+    if isinstance(said, str):
+        return said
     text, reasoning, calls, end, usage = said
-    cut = end in CUT
-    read = [(ident, name, None if cut else json.loads(mended(arguments))) for ident, name, arguments in calls]
-    return (text if text.strip() else "", reasoning.strip(), read, cut,
-            (usage["prompt_tokens"], usage["completion_tokens"]))
+    return (same_text(text), same_text(reasoning), [(ident, name, object_or_text(arguments)) for ident, name, arguments in calls],
+            end, (usage["prompt_tokens"], usage["completion_tokens"]))
 
 
-def every_way(whole, events, cut):
-    """{(dialect, way): what a client reads}"""
+def common(said):
+    """What the dialects must agree on too: arguments that are no object, and the end that comes of them, they can't."""
+    if isinstance(said, str):
+        return said
+    text, thought, calls, end, usage = reading(said)
+    return text, thought, [call[:2] for call in calls], usage
+
+
+def attempted(read, *args):
+    """What a client reads, or the Refusal's code."""
+    try:
+        return read(*args)
+    except Refusal as fault:
+        return fault.code
+
+
+def every_way(whole, events, cut, n=1):
+    """{(dialect, choice, way): (what a client reads, what is odd)}"""
     found = {}
+    fields = {"n": n} if n > 1 else {}
+
+    def wrote(plain, dialect, answer, one, *at):
+        return plain(json.loads(dialect.write(answer, one)[0]), *at)
+
+    def said(streamed, one, out, *at):
+        return streamed(out + one.end(), *at)
+
     for name, (plain, streamed) in READERS.items():
-        for way, answer in (("plain", json.loads(json.dumps(whole))), ("plain, of a stream", events)):
-            dialect, one = asked(name)
-            found[name, way] = plain(json.loads(dialect.write(answer, one)[0])), one.oddities
-        for way in ("streamed", "streamed, of a whole one"):
-            one = asked(name, streams=True)[1].stream
-            out = one.feed_plain(json.loads(json.dumps(whole))) if "whole" in way else b"".join(map(one.feed, cut(events)))
-            found[name, way] = streamed(out + one.end()), one.oddities
+        if n > 1 and name != "chat":  # the others ask for one
+            continue
+        for at in range(n):
+            place = (at,) if at else ()
+            for way, answer in (("plain", json.loads(json.dumps(whole))), ("plain, of a stream", events)):
+                dialect, one = asked(name, **fields)
+                found[name, at, way] = attempted(wrote, plain, dialect, answer, one, *place), one.oddities
+            for way in ("streamed", "streamed, of a whole one"):
+                one = asked(name, streams=True, **fields)[1].stream
+                out = one.feed_plain(json.loads(json.dumps(whole))) if "whole" in way else b"".join(map(one.feed, cut(events)))
+                found[name, at, way] = attempted(said, streamed, one, out, *place), one.oddities
     return found
 
 
 # ---- what an engine sends
 
-WORDS = st.text(st.sampled_from(list("ab \n<>é🌍\"\\")), max_size=12)
+WORDS = st.text(st.sampled_from(list("ab \n<>é🌍\"\\\ud83d")), max_size=12)
 ARGUMENTS = st.sampled_from([
-    '{}', '{"city": "Par\\"is"}', '{"a": {"b": [1, 2]}}', ' {"a":1}', '{"a":1}</tool_call>', '{"city": "Par', '{"a": [1',
-    "", " ", None, "absent", {"a": 1}, {}, "no JSON", "[1]", '"a"',
+    '{}', '{"city": "Par\\"is"}', '{"a": {"b": [1, 2]}}', ' {"a":1}', '{"a":1}</tool_call>', '{"city": "Par', '{"a": [1', '{"a": tr',
+    '{"a":1}{"b":2}', '{"a":1,}', '{"a": NaN}', '{"a":"\\ud83d"}', '{"a":"\ud83d"}', '{"a":"\n"}', '{"a":"\\x"}', '{"a": -1.50e2, "é": [true,null]} ',
+    "{'a': 1}", '{"a": "say "no""}', '{"a"', "{", "", " ", None, "absent", {"a": 1}, {}, [1], 5, True, "no JSON", "[1]", '"a"', "5", "true", "null", "NaN", "]", '{"a":' * 3,
 ])
-NAMES = st.sampled_from(["get_weather", "f", "ping"])
-IDS = st.sampled_from(["A", "B", "functions.f:0", None, "", "absent", 7, "toolu_64_x", "é"])
+NAMES = st.sampled_from(["get_weather", "f", "ping", "é.x", "", None, "absent", 7])
+IDS = st.sampled_from(["A", "B", "functions.f:0", None, "", "absent", 7, 0, True, 1.5, {"a": 1}, "toolu_64_x", "é", "\ud83d", "a" * 300, "call_c1_1"])
 CALLS = st.lists(st.tuples(NAMES, IDS, ARGUMENTS), max_size=3)
-NOT_ONLY = st.sampled_from(["stop", "tool_calls", "length"])
+FINISHES = st.sampled_from(["stop", "tool_calls", "length", "content_filter", "function_call", "eos", "abort", "error", None, "", "absent", 1])
+CONTENTS = st.one_of(WORDS, WORDS.map(lambda text: f"<think>{text}</think>{text}"), WORDS.map(lambda text: f"\n <think>{text}"),
+                     WORDS.map(lambda text: f"{text} <think>a</think>"), st.none(), st.just("absent"))
+
+
+def present(**fields):
+    return {name: value for name, value in fields.items() if not (isinstance(value, str) and value == "absent")}
 
 
 def call_of(name, ident, arguments):
-    function = {"name": name} if arguments == "absent" else {"name": name, "arguments": arguments}
-    return {"function": function} if ident == "absent" else {"id": ident, "type": "function", "function": function}
+    return present(id=ident, type="function", function=present(name=name, arguments=arguments))
 
 
 def deltas_of(calls, data):
     """The same calls in pieces: the name whole, in two, or after the arguments."""
     for index, (name, ident, arguments) in enumerate(calls):
-        text = arguments if isinstance(arguments, str) and arguments != "absent" else ""
-        named = call_of(name, ident, "absent")
-        if isinstance(arguments, dict):
+        if not isinstance(arguments, str) or arguments == "absent" or not isinstance(name, str) or name == "absent":
             yield {"index": index, **call_of(name, ident, arguments)}
             continue
-        way = data.draw(st.sampled_from(["whole", "two", "after"]))
-        parts = pieces(text, data.draw(cuts(text))) if text else []
+        named = call_of(name, ident, "absent")
+        parts = pieces(arguments, data.draw(cuts(arguments))) if arguments else [""]
+        way = data.draw(st.sampled_from(["whole", "two", "after", "null", "at once", "again"]))
         if way == "two" and len(name) > 1:
             yield {"index": index, **named, "function": {"name": name[:2]}}
             yield {"index": index, "function": {"name": name[2:], "arguments": ""}}
-        elif way == "after" and text and [call[1] for call in calls].count(ident) == 1:
+        elif way == "after" and name:
             yield {"index": index, **named, "function": {"arguments": parts[0]}}
             yield {"index": index, "function": {"name": name}}
+            parts = parts[1:]
+        elif way == "again" and name and "}{" not in arguments:  # these would be two calls
+            yield from ({"index": index, **call_of(name, ident, part)} for part in parts)
+            continue
+        elif way == "at once":
+            yield {"index": index, **named, "function": {"name": name, "arguments": parts[0]}}
             parts = parts[1:]
         else:
             yield {"index": index, **named}
         for part in parts:
-            yield {"index": index, "function": {"arguments": part}}
+            yield {"index": index, "function": {"arguments": part} if way != "null" else {"name": None, "arguments": part}}
 
 
-@hypothesis.given(WORDS, WORDS, st.booleans(), CALLS, NOT_ONLY, st.data())
-def test_an_answer_is_read_once(thought, content, leaks, calls, finish, data):
-    hypothesis.assume("<think>" not in content and "</think>" not in content + thought)
-    message = {"role": "assistant", "content": content, "reasoning": thought}
-    deltas = [{"role": "assistant", "content": ""}, *({"reasoning": part} for part in pieces(thought, data.draw(cuts(thought))))]
-    if leaks:
-        content = f"<think>{thought}</think>{content}"
-        message = {"role": "assistant", "content": content}
-        deltas = deltas[:1]
-    deltas += [{"content": part} for part in pieces(content, data.draw(cuts(content)))]
+def words_in(name, text, data):
+    """The deltas of a text, in pieces."""
+    if not isinstance(text, str) or text == "absent":
+        return [] if text == "absent" else [{name: text}]
+    return [{name: part} for part in pieces(text, data.draw(cuts(text)))]
+
+
+def a_choice(index, data):
+    """(a choice of a whole completion, the same as choices of chunks)"""
+    draw = data.draw
+    name = draw(st.sampled_from(["reasoning", "reasoning_content"]))
+    thought, content, refusal = draw(st.one_of(WORDS, st.none(), st.just("absent"))), draw(CONTENTS), draw(st.sampled_from(["absent"] * 3 + [None, "No."]))
+    calls, finish = draw(CALLS), draw(st.one_of(st.sampled_from(["stop", "tool_calls"]), FINISHES))
+    message = present(role="assistant", content=content, refusal=refusal, **{name: thought})
+    deltas = [{"role": "assistant", "content": draw(st.sampled_from(["", None]))},
+              *words_in(name, thought, data), *words_in("refusal", refusal, data), *words_in("content", content, data)]
     if calls:
         message["tool_calls"] = [call_of(*call) for call in calls]
         deltas += [{"tool_calls": [piece]} for piece in deltas_of(calls, data)]
-    head = {"id": "c1", "created": 1, "model": "/srv/model.gguf"}
-    whole = {**head, "object": "chat.completion", "usage": USAGE,
-             "choices": [{"index": 0, "message": message, "finish_reason": finish}]}
-    chunks = [{**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
-    chunks += [{**head, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]},
-               {**head, "choices": [], "usage": USAGE}]
-    events = b"".join(map(sse, chunks)) + stream.DONE
+    if draw(st.booleans()):
+        deltas = [{"role": "assistant", **delta} for delta in deltas]
+    elif draw(st.booleans()):
+        deltas = deltas[1:]
+    choices = [{"index": index, "delta": delta, "finish_reason": draw(st.sampled_from([None, ""])), **draw(st.sampled_from([{}, {"token_ids": None, "x": [1]}]))}
+               for delta in deltas]
+    last = present(index=index, delta={}, finish_reason=finish)
+    if draw(st.booleans()):
+        last["message"] = message
+        del last["delta"]
+    elif choices and draw(st.booleans()):
+        last = present(**{**choices.pop(), "finish_reason": finish})
+    choices.append(last)
+    if draw(st.booleans()) and finish not in (None, "", "absent"):  # what comes after the end is no part of the answer
+        choices.append({"index": index, "delta": draw(st.sampled_from([{}, {"content": "b"}, {"tool_calls": [call_of("f", "C", "{}")]}])),
+                        "finish_reason": draw(st.sampled_from([None, "stop", "length"]))})
+    return present(index=index, message=message, finish_reason=finish), choices
 
-    found = every_way(whole, events, lambda data_: pieces(data_, data.draw(cuts(data_))))
-    for way, (said, odd) in found.items():
-        assert reading(said) == reading(found["chat", "plain"][0]), way
-        assert odd == found["chat", "plain"][1], way
+
+def in_events(head, chunks, draw):
+    """The bytes of a stream of these chunks, with the usage where engines have it."""
+    where = draw(st.sampled_from(["alone", "with the finish", "twice", "null first"]))
+    if where == "with the finish":
+        chunks[-1]["usage"] = USAGE
+    else:
+        chunks.append({**head, "choices": [], "usage": USAGE})
+    if where == "twice":
+        chunks.append({**head, "usage": USAGE})
+    if where == "null first":
+        chunks = [{"usage": None, **chunk} for chunk in chunks]
+    if draw(st.booleans()):
+        chunks.insert(0, {**head, "choices": []})
+    end, field = draw(st.sampled_from([("\n", "data: "), ("\r\n", "data:"), ("\r", "data: ")]))
+    between = draw(st.sampled_from(["", f": hello{end}{end}", f"event: message{end}"]))
+    ascii_only = draw(st.booleans())
+    blocks = [f"{between}{field}{json.dumps(chunk, ensure_ascii=ascii_only)}{end}{end}" for chunk in chunks]
+    return "".join([*blocks, f"data: [DONE]{end}{end}"]).encode("utf-8", "backslashreplace")
+
+
+@st.composite
+def answers(draw, a_choice):
+    """(a whole completion, the bytes of a stream of the same, how many choices they have)"""
+    data = draw(st.data())
+    n = draw(st.sampled_from([1, 1, 1, 2]))
+    head = {"id": "c1", "created": 1, "model": "/srv/model.gguf", **draw(st.sampled_from([{}, {"x": {"y": 1}}]))}
+    choices, streams = zip(*(a_choice(index, data) for index in range(n)), strict=True)
+    chunks = [{**head, "choices": [one]} for stream_ in streams for one in stream_]
+    return {**head, "usage": USAGE, "choices": list(choices)}, in_events(head, chunks, draw), n
+
+
+@hypothesis.given(answers(a_choice), st.data())
+def test_an_answer_is_read_once(answer, data):
+    whole, events, n = answer
+    found = every_way(whole, events, lambda data_: pieces(data_, data.draw(cuts(data_))), n)
+    for (name, at, way), (said, odd) in found.items():
+        plain = found[name, at, "plain"]
+        assert reading(said) == reading(plain[0]), (name, at, way)
+        assert odd == plain[1] or isinstance(said, str), (name, at, way)
+        if not at:
+            assert common(said) == common(found["chat", 0, "plain"][0]), (name, way)
+
+
+def a_text(index, data):
+    """As a_choice, of a text completion."""
+    text, finish = data.draw(st.one_of(WORDS, st.none(), st.just("absent"))), data.draw(FINISHES)
+    choices = [{"index": index, "finish_reason": data.draw(st.sampled_from([None, ""])), **piece} for piece in words_in("text", text, data)]
+    last = present(index=index, text="", finish_reason=finish)
+    if choices and data.draw(st.booleans()):
+        last = present(**{**choices.pop(), "finish_reason": finish})
+    choices.append(last)
+    if data.draw(st.booleans()) and finish not in (None, "", "absent"):
+        choices.append({"index": index, "text": "b", "finish_reason": data.draw(st.sampled_from([None, "stop"]))})
+    return present(index=index, text=text, finish_reason=finish), choices
+
+
+def text_said(answer):
+    return answer["model"], [(same_text(choice["text"]), choice["finish_reason"]) for choice in answer["choices"]], answer["usage"]
+
+
+def text_streamed(out):
+    choices, last = {}, {}
+    for event in events_in(out):
+        last |= {"model": event["model"], **({"usage": event["usage"]} if event.get("usage") else {})}
+        for choice in event["choices"]:
+            whole = choices.setdefault(choice["index"], {"text": "", "finish_reason": None})
+            assert not whole["finish_reason"]
+            whole |= {"text": whole["text"] + choice["text"], "finish_reason": choice.get("finish_reason")}
+    return text_said({**last, "choices": list(choices.values())})
+
+
+def text_ask(n, **fields):
+    return completions.read(json.dumps({"prompt": "a", "n": n, **fields}).encode(), Fleet())
+
+
+def text_written(answer, one):
+    return text_said(json.loads(completions.write(answer, one)[0]))
+
+
+def text_of_stream(out, one):
+    return text_streamed(out + one.end())
+
+
+@hypothesis.given(answers(a_text), st.data())
+def test_a_text_is_read_once(answer, data):
+    whole, events, n = answer
+    found = []
+    for given in (json.loads(json.dumps(whole)), events):
+        one = text_ask(n)
+        found.append((attempted(text_written, given, one), one.oddities))
+    for way in ("a stream", "a whole one"):
+        one = text_ask(n, stream=True, stream_options={"include_usage": True}).stream
+        cut = pieces(events, data.draw(cuts(events)))
+        out = b"".join(map(one.feed, cut)) if way == "a stream" else one.feed_plain(json.loads(json.dumps(whole)))
+        found.append((attempted(text_of_stream, out, one), one.oddities))
+    said, odd = found[0]
+    assert all(other == said and (isinstance(said, str) or odd == other_odd) for other, other_odd in found), found
 
 
 # ---- one by one
@@ -318,6 +486,27 @@ def test_oddities(subtests):
                 assert odd == {kind}, way
 
 
+CALL, HALF = ({"tool_calls": [{"index": 0, **call_of("f", "A", arguments)}]} for arguments in ("{}", '{"a'))
+FITTING = [({"content": "a"}, "eos", "stop"), ({"content": "a"}, 5, "stop"), ({"content": "a"}, "tool_calls", "stop"),
+            (CALL, "eos", "tool_calls"), (CALL, "stop", "stop"), (HALF, "eos", "length"), (HALF, "content_filter", "content_filter")]
+
+
+@pytest.mark.parametrize("message, finish, fitting", FITTING)
+def test_a_finish_that_clients_know(message, finish, fitting):
+    """The AI SDK runs no tool by another one; a client in Rust or Go may not even read it."""
+    found = every_way(whole_of(finish, **message), streamed_of(message, finish=finish), lambda data: [data])
+    assert {said[3] for (dialect, *_), (said, _) in found.items() if dialect == "chat"} == {fitting}
+
+
+def test_a_finish_of_a_text_that_clients_know():
+    plain = {"id": "c1", "choices": [{"index": 0, "text": "Hello", "finish_reason": "eos"}]}
+    one = completions.read(b'{"prompt": "a", "stream": true}', Fleet()).stream
+    written = events_in(one.feed(sse(plain) + stream.DONE) + one.end())
+    one = completions.read(b'{"prompt": "a"}', Fleet())
+    for said in (*written, json.loads(completions.write(plain, one)[0])):
+        assert said["choices"][0]["finish_reason"] == "stop"
+
+
 def test_a_tag_in_reasoning_may_come_in_pieces():
     one = asked("chat", streams=True)[1].stream
     for event in streamed_of(*({"reasoning": part} for part in ("a", "<tool", "_call", ">", "b")), {"content": "c"}).split(b"\n\n"):
@@ -325,16 +514,16 @@ def test_a_tag_in_reasoning_may_come_in_pieces():
     assert one.oddities == {CALL_IN_REASONING}
 
 
-@pytest.mark.parametrize("ident", ["functions.get_weather:0", "a b", "é", "toolu_64_x", "\ud83d", "a" * 500 + "!"])
+@pytest.mark.parametrize("ident", ["functions.get_weather:0", "a b", "é", "toolu_64_x", "\ud83d", "a" * 500 + "!", "é" * 3000, "toolu_64_",
+                                   "toolu_64_" + "A" * 500, ids.for_client("é"), "\x00\n"])
 def test_an_id_fits_and_leads_back(ident):
     made = ids.for_client(ident)
     assert ids.FITS.fullmatch(made) and ids.for_engine(made) == ident
     history = [{"role": "assistant", "content": [{"type": "tool_use", "id": made, "name": "f", "input": {}}]},
                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": made, "content": "a"}]}]
-    if ident.isascii():
-        one = messages.read(json.dumps({"messages": history, "max_tokens": 5}).encode(), Fleet())
-        sent = json.loads(b"".join(one.body))["messages"]
-        assert (sent[0]["tool_calls"][0]["id"], sent[1]["tool_call_id"]) == (ident, ident)
+    one = messages.read(json.dumps({"messages": history, "max_tokens": 5}).encode(), Fleet())
+    sent = json.loads(b"".join(one.body))["messages"]
+    assert (sent[0]["tool_calls"][0]["id"], sent[1]["tool_call_id"]) == (ident, ident)
 
 
 @pytest.mark.parametrize("ident", ["toolu_01", "call_abc", "toolu_64_!", "toolu_64_", "A.b"])

@@ -854,7 +854,7 @@ def test_vllm_two_calls(usage):
     got = renamed(sent.removesuffix(DONE))
     if not usage:
         got = re.sub(rb',"usage":\{(?:[^{}]|\{[^{}]*\})*\}', b"", without_usage(got))
-    Case(sent, got, usage=usage, figures=figures, tokens=10).check()
+    Case(sent, got, usage=usage, figures=figures, tokens=14).check()
     reasoning, content, found, finish = client(got)
     assert [(call["name"], json.loads(call["arguments"])) for call in found.values()] == [
         ("get_weather", {"city": "Rome"}), ("get_weather", {"city": "Oslo"})]
@@ -954,6 +954,12 @@ def test_alive_in_chunks_hides_no_finish(finished, index):
         assert stream.alive() == b": keep-alive\n\n"
     else:
         assert events_of(stream.alive())[0]["choices"][0]["index"] == index
+
+
+def test_alive_in_chunks_for_a_choice_that_has_not_begun():
+    stream, _, _ = silent("chat", n=2)
+    stream.feed(ev({"content": "a"}) + ev({}, "stop"))
+    assert events_of(stream.alive())[0]["choices"][0]["index"] == 1
 
 
 def test_fail_is_an_error_event():

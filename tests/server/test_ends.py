@@ -16,7 +16,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 # Each step of a request's end but those that give the slot back and write the row.
 EVERY_STEP_FAILS = """
-import call, log, metrics
+import call, counting, log, metrics
 from engines import http1
 
 def fails(*_, **__):
@@ -24,7 +24,7 @@ def fails(*_, **__):
 
 stop = call.ClientWatch.stop
 call.ClientWatch.stop = lambda self: (stop(self), fails())
-http1.Pool.give = call.tokens_used = fails
+http1.Pool.give = counting.Tally.figures = fails
 call.Call.bound_writes = call.Call.stop_counting = metrics.Metrics.note = log.RequestLog.note = fails
 """
 NO_ROW_CAN_BE_MADE = """
@@ -60,6 +60,24 @@ def test_a_step_that_fails_keeps_neither_slot_nor_row(stock, tmp_path, patch):
         found = rows(gateway.db, "id LIKE 'ends-%'")
         assert [row["status"] for row in found] == ([] if patch is NO_ROW_IS_WRITTEN else [200] * 6)
         assert gateway.log.count("a step of a request's end failed") >= 6
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_the_end_while_figures_are_awaited(stock, tmp_path, signals):
+    """Their client has left; its row is written all the same."""
+    with Engine() as engine, started(engine, tmp_path, stock, drain=0) as gateway:
+        engine.play(*chat_chunks("Hi", done=False), Hang())
+        with gateway.client().post(PATH, {"messages": HELLO, "stream": True}, {"x-request-id": "ends"}) as answer:
+            events = answer.events()
+            while next(events).json()["choices"][0]["finish_reason"] is None:
+                pass
+        time.sleep(0.1)
+        for _ in range(signals):
+            os.kill(gateway.pid, signal.SIGINT)
+        gateway.process.wait(5)
+        row, = rows(gateway.db, "id = 'ends'")
+        assert (row["status"], row["counted"], row["completion_tokens"]) == (499, "gateway", 2)
+        engine.wait_idle()
 
 
 def test_the_end_at_once_in_every_state(stock, tmp_path):

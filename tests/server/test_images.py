@@ -634,6 +634,34 @@ def test_images_of_every_api(gate, server, path, body, streams):
     assert len(gate.engine.requests) == 1
 
 
+def earlier(path, *urls):
+    """A conversation that began with these images."""
+    if path == "/v1/messages":
+        content = [{"type": "image", "source": {"type": "url", "url": url}} for url in urls]
+    elif path == "/v1/responses":
+        content = [{"type": "input_image", "image_url": url} for url in urls]
+    else:
+        content = [*map(part, urls)]
+    turns = [{"role": "user", "content": content}, {"role": "assistant", "content": "A cat."}, {"role": "user", "content": "And?"}]
+    return {"max_tokens": 99, "input" if path == "/v1/responses" else "messages": turns}
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("path, place", [(CHAT, "messages[0].content[{}]"), ("/v1/messages", "messages.0.content.{}"),
+                                         ("/v1/responses", "input[0].content[{}]")])
+def test_an_image_that_was_once_there_ends_no_session(gate, server, path, place, streams):
+    """Its address came again with every turn; so did those of more images than are fetched: the last ones are."""
+    play(server, Head(404, framing=0), path="/gone.png")
+    good = [play(server, *sends(PNG), path=f"/{n}.png") for n in range(4)]
+    for urls, left_out in (([good[0], f"http://{server.host}/gone.png", "http://inside.test/"], [1, 2]), (good, [0])):
+        answer = gate.client().post(path, {**earlier(path, *urls), "stream": streams})
+        assert answer.status == 200 and answer.read_all()
+        assert answer.headers["x-sparks-ignored"] == ", ".join(f"{place.format(at)} image" for at in left_out)
+        first = gate.engine.requests[-1].json()["messages"][0]["content"]
+        assert [at for at, one in enumerate(first) if one == {"type": "text", "text": "[image: it could not be fetched]"}] == left_out
+        assert sum(one["type"] == "image_url" and one["image_url"]["url"].encode() == url_of(PNG) for one in first) == len(urls) - len(left_out)
+
+
 def test_images_of_a_large_body(gate, server):
     """Beside long strings that are never parsed."""
     url, data = play(server, *sends(PNG)), "data:image/png;base64," + "A" * (3 << 20)

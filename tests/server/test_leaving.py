@@ -22,12 +22,15 @@ from dialects.responses.events import Options, ResponseStream
 from support.chat import failure
 from support.client import Truncated
 from support.engine import (
+    Close,
     Early,
     Engine,
     Hang,
     Head,
     Json,
     Pause,
+    Raw,
+    Reset,
     Send,
     Wait,
     chat_chunks,
@@ -224,9 +227,9 @@ def test_leaving_a_stream(one, api, where, leave):
     row = row_of(one.db, ident)
     assert (row["status"], row["aborted"], row["streamed"], row["truncated"], row["error"]) == (499, 1, 1, 0, None)
     assert (row["model"], row["route"], row["engine"]) == (api.model, api.route, one.engine.url)
-    assert row["completion_tokens"] == (tokens or None) and (row["first_ms"] is not None) == bool(heard)
-    assert row["counted"] == ("gateway" if tokens and where != "after usage" else "engine")
-    assert row["queued_ms"] is not None
+    assert row["prompt_tokens"] > 0 and tokens <= row["completion_tokens"] <= 2 * tokens
+    assert row["counted"] == ("engine" if where == "after usage" else "gateway")
+    assert row["queued_ms"] is not None and (row["first_ms"] is not None) == bool(heard)
     idle(one, 1)
 
 
@@ -243,7 +246,8 @@ def test_leaving_a_plain_request(one, api, where, leave):
     row = row_of(one.db, ident)
     assert (row["status"], row["aborted"], row["streamed"], row["truncated"], row["error"]) == (499, 1, 0, 0, None)
     assert (row["model"], row["route"], row["engine"]) == (api.model, api.route, one.engine.url)
-    assert row["completion_tokens"] is None and row["queued_ms"] is not None
+    assert row["prompt_tokens"] > 0 and (row["completion_tokens"] > 0) == (api is not EMBEDDINGS)
+    assert row["counted"] == "gateway" and row["queued_ms"] is not None
     idle(one, 1)
 
 
@@ -294,6 +298,99 @@ def test_leaving_with_the_answer_whole_is_no_abort(one, api, streams, leave):
         assert body.endswith(api.last if streams else b"}")
         row = row_now(one.db, ident)
         assert (row["status"], row["aborted"], row["counted"]) == (200, 0, "engine") and row["prompt_tokens"]
+
+
+# ---- at the finish, before the engine has told its figures
+
+def finished(gateway, api, **fields):
+    """A stream of which all but the usage has come: (connection, id, its events that go on)."""
+    connection, ident = send(gateway, api, True, **fields)
+    events = connection.answer().events()
+    heard = api.heard(api.events[:-2])
+    while heard:
+        event = next(events)
+        heard -= event.comment is None and event.name != "ping"
+    return connection, ident, events
+
+
+@pytest.mark.parametrize("api", STREAMING, ids=named)
+def test_figures_of_a_client_that_left_at_the_finish(one, api):
+    """They are waited for, while the next request has the slot; then the engine's connection serves again."""
+    go = threading.Event()
+    one.engine.play(*api.events[:-2], Wait(go), *api.events[-2:])
+    one.engine.always(lambda request: [Json(api.whole)])
+    connection, ident, _ = finished(one, api)
+    connection.close()
+    next_one, _ = send(one, api, False)
+    assert next_one.answer().status == 200 and not rows(one.db, "id = ?", (ident,))
+    go.set()
+    row = row_of(one.db, ident)
+    assert (row["status"], row["aborted"], row["counted"]) == (499, 1, "engine") and row["total_ms"] < 900
+    assert row["prompt_tokens"] == api.whole["usage"]["prompt_tokens"] and row["completion_tokens"] > 2
+    one.engine.wait_idle()
+    send(one, api, False)[0].answer().read_all()
+    assert len({request.connection for request in one.engine.requests}) == 2
+
+
+@pytest.mark.parametrize("api", STREAMING, ids=named)
+def test_the_slot_is_free_at_the_finish(one, api):
+    """Also where the client stays; it gets the end of its answer all the same."""
+    go = threading.Event()
+    one.engine.play(*api.events[:-2], Wait(go), *api.events[-2:])
+    connection, ident, events = finished(one, api)
+    next_one, _ = send(one, api, False)
+    assert next_one.answer().status == 200
+    go.set()
+    assert list(events)[-1].raw.endswith(api.last)
+    row = row_now(one.db, ident)
+    assert (row["status"], row["counted"]) == (200, "engine")
+
+
+NO_FIGURES = {"silence": [Hang()], "garbage": [b'data: {"usage": \n\n', Hang()], "no HTTP": [Raw(b"\xff\xff\r\n"), Hang()],
+              "an error": [sse({"error": {"message": "died", "code": 500}}), Hang()], "the end": [Close()], "a reset": [Reset()],
+              "figures of the wrong type": [sse({**chunk(), "choices": [], "usage": {"prompt_tokens": None}}), Hang()]}
+
+
+@pytest.mark.parametrize("what", NO_FIGURES)
+def test_figures_that_never_come(one, what):
+    """For a second; nothing is left of it then, but a row with estimates."""
+    before = len(descriptors(one))
+    for api in (CHAT, MESSAGES):
+        gone = threading.Event()
+        one.engine.play(*api.events[:-2], Wait(gone), *NO_FIGURES[what])
+        connection, ident, _ = finished(one, api)
+        since = left(connection, "close")
+        wait_until(lambda: gauges(one)["sparks_active"] == 0, 1)
+        gone.set()
+        row = row_of(one.db, ident)
+        assert time.monotonic() - since < 1.5 and row["total_ms"] < 1500
+        assert (row["status"], row["counted"]) == (499, "gateway") and row["prompt_tokens"] > 0 and 6 <= row["completion_tokens"] < 12
+        one.engine.wait_idle()
+        wait_until(lambda: len(descriptors(one)) <= before + 1, 3)
+
+
+def test_a_limit_waits_for_the_figures_of_a_request_that_has_finished(gateway, engine):
+    """A client that always leaves at the finish is charged like any other, from the first time on, on each route."""
+    front = gateway()
+    figures = {"prompt_tokens": 100_000, "completion_tokens": 40}
+    for api in STREAMING:
+        key = front.add_key(name := api.path)
+        front.keys("limit", name, "--tokens-per-day", "1000")
+        client = front.client(key)
+        usage = api.events[-2].replace(b'"usage":{', b'"usage":%b,"was":{' % compact(figures))
+        engine.always(lambda request, api=api, usage=usage: [*api.events[:-2], Pause(0.3), usage, api.events[-1]])
+        statuses = []
+        for _ in range(3):
+            with client.open() as connection:
+                connection.start("POST", api.path, api.body(True))
+                answer = connection.answer()
+                statuses.append(answer.status)
+                events, heard = answer.events(), api.heard(api.events[:-2])
+                while heard and answer.status == 200:
+                    event = next(events)
+                    heard -= event.comment is None and event.name != "ping"
+        assert statuses == [200, 429, 429]
+        assert client.get("/v1/usage").json()["today"]["prompt_tokens"] == 100_000
 
 
 # ---- other ways to be gone

@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 import keys
+from counting import token_count
 from store import ledger
 from store.database import database, open_database
 from store.ledger import DAY, Ledger, Row
@@ -57,36 +58,6 @@ def row(n=0, **fields):
 
 
 # ---- pure
-
-STREAM = SimpleNamespace(tokens=7, thoughts=3)
-USAGE = {"prompt_tokens": 15, "completion_tokens": 9, "total_tokens": 24, "prompt_tokens_details": {"cached_tokens": 8},
-         "completion_tokens_details": {"reasoning_tokens": 4}}
-COUNTED = {"completion_tokens": 7, "reasoning_tokens": 3, "counted": "gateway"}
-
-
-def tokens(prompt=None, cached=None, completion=None, reasoning=None):
-    return {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": completion, "reasoning_tokens": reasoning}
-
-
-@pytest.mark.parametrize("usage, stream, found", [
-    (USAGE, STREAM, tokens(15, 8, 9, 4)),
-    (USAGE, None, tokens(15, 8, 9, 4)),
-    ({"prompt_tokens": 15, "completion_tokens": 9}, STREAM, tokens(15, None, 9, None)),
-    ({"prompt_tokens": 0, "completion_tokens": 0}, STREAM, tokens(0, None, 0, None)),
-    ({"prompt_tokens": 15, "completion_tokens": 9, "prompt_tokens_details": None, "completion_tokens_details": [4]}, None,
-     tokens(15, None, 9, None)),
-    ({"prompt_tokens": "15", "completion_tokens": -1}, None, tokens()),
-    ({"prompt_tokens": True, "completion_tokens": 1.5}, None, tokens()),
-    ({"prompt_tokens": 1 << 62, "completion_tokens": 10 ** 30}, None, tokens()),
-    (None, STREAM, COUNTED),
-    ("15", STREAM, COUNTED),
-    ({}, STREAM, COUNTED),
-    (None, SimpleNamespace(tokens=0, thoughts=0), {}),
-    (None, None, {}),
-])
-def test_tokens_used(usage, stream, found):
-    assert ledger.tokens_used(usage, stream) == {name: value for name, value in found.items() if value is not None}
-
 
 @pytest.mark.parametrize("fields, found", [
     ({}, (1, 1, 0, 0, 1000, 600, 50, 20)),
@@ -355,7 +326,7 @@ def test_a_backlog_is_written_in_steps(db, book, monkeypatch):
 def test_huge_figures_stop_no_sum(db, book):
     """An engine that lies about its tokens: every look at the totals still works, the one at the start too."""
     for n in range(4):
-        book.write(row(n, model=f"model {n}", prompt_tokens=ledger.token_count({"n": (1 << 62) - 1}, "n")))
+        book.write(row(n, model=f"model {n}", prompt_tokens=token_count({"n": (1 << 62) - 1}, "n")))
     assert ledger.used_by_key("2027-01-01")[1] >= 0
     assert ledger.total(1)["requests"] == 4
 

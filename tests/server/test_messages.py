@@ -50,7 +50,7 @@ def test_plain(shared):
     shared.engine.play(Json(completion("Hello there", cached=8)))
     answer = post(shared, model="claude-sonnet-4-6")
     value = answer.json()
-    assert value["content"] == [{"type": "text", "text": "Hello there", "citations": None}] and value["model"] == "claude-sonnet-4-6"
+    assert value["content"] == [{"type": "text", "text": "Hello there", "citations": []}] and value["model"] == "claude-sonnet-4-6"
     assert value["usage"]["input_tokens"] == 7 and value["usage"]["cache_read_input_tokens"] == 8
     assert answer.headers["request-id"] and answer.headers["content-type"] == "application/json"
     sent = shared.engine.requests[-1]
@@ -207,6 +207,22 @@ def test_failure_in_the_middle(shared, ending):
     found = transcript(answer.read_all())
     assert answer.status == 200 and answer.complete and found[-1][:2] == ("error", "api_error")
     assert not {("end",), (0, "stop")} & set(found)
+
+
+@pytest.mark.parametrize("steps", [chat_chunks("Hello there"), [Json({**completion("Hello there"), "usage": None})]],
+                         ids=["stream", "plain"])
+def test_an_engine_without_figures(shared, steps):
+    """Its tokens are counted here: a client is told whole numbers, and the row has the same."""
+    shared.engine.play(*steps)
+    streams = len(steps) > 1
+    answer = post(shared, stream=streams, headers={"x-request-id": (ident := f"messages-figures-{streams}")})
+    if streams:
+        usage = [event.json() for event in answer.events()][-2]["usage"]
+    else:
+        usage = answer.json()["usage"]
+    row = row_of(shared.gateway.db, ident)
+    told = [usage["input_tokens"], usage["output_tokens"]]
+    assert told == [row["prompt_tokens"], row["completion_tokens"]] and min(told) > 0 and row["counted"] == "gateway"
 
 
 def test_pings_while_nothing_comes(gateway, engine):

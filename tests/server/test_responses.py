@@ -327,6 +327,18 @@ def test_the_row(shared):
         usage["output_tokens_details"]["reasoning_tokens"]) == (15, 7, 7, 3)
 
 
+@pytest.mark.parametrize("streams", [True, False], ids=["stream", "plain"])
+def test_an_engine_without_figures(shared, streams):
+    """Its tokens are counted here: a client is told whole numbers, and the row has the same."""
+    shared.engine.play(*(chat_chunks("Hello there") if streams else [Json({**completion("Hello there"), "usage": None})]))
+    answer = ask(shared, stream=streams, headers={"x-request-id": (ident := f"responses-figures-{streams}")})
+    response = said(answer)[-1]["response"] if streams else answer.json()
+    row, usage = row_of(shared.gateway.db, ident), response["usage"]
+    told = [usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]]
+    assert told == [row["prompt_tokens"], row["completion_tokens"], row["prompt_tokens"] + row["completion_tokens"]]
+    assert min(told) > 0 and row["counted"] == "gateway"
+
+
 # ---- large bodies
 
 LONG = 'A "long" text, \\ and é\n' * 2000

@@ -87,6 +87,15 @@ STREAMS = {
         [*call(0, "t1", "f", """{"input":"{'a': 1}"}"""), *block(1, "text", "Done"), ("tool_use",)]),
     "arguments that are a list": (chunks(ROLE, calls((0, "t1", f("f", [1]))), finish="tool_calls"),
                                   [*call(0, "t1", "f", '{"input":[1]}'), ("tool_use",)]),
+    # the client gets as much as its SDK can parse; strings are mended
+    "arguments that go on as no JSON": (
+        chunks(ROLE, calls((0, "t1", f("f", '{"a": "say "'))), calls((0, None, f(None, 'no""}'))), says("Done"), finish="tool_calls"),
+        [*call(0, "t1", "f", '{"a": "say "'), *block(1, "text", "Done"), ("max_tokens",)]),
+    "arguments with a comma too many": (chunks(ROLE, calls((0, "t1", f("f", '{"a":1,}'))), finish="tool_calls"),
+                                        [*call(0, "t1", "f", '{"a":1,'), ("max_tokens",)]),
+    "strings with line ends, wrong escapes, halves of characters": (
+        chunks(ROLE, calls((0, "t1", f("f", '{"a":"\n\\x\\ud83d'))), calls((0, None, f(None, '","b":NaN}'))), finish="tool_calls"),
+        [*call(0, "t1", "f", r'{"a":"\u000a\\x\ufffd","b":null}'), ("tool_use",)]),
     "more behind the arguments": (
         chunks(ROLE, calls((0, "t1", f("f", '{"a":"}\\'))), calls((0, None, f(None, '"}{"} and'))),
                calls((0, None, f(None, ' more"}'))), finish="tool_calls"),

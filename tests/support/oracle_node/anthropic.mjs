@@ -44,6 +44,15 @@ const cases = {
     return { message, ran };
   },
 
+  // A conversation of three turns, of which the second one is streamed.
+  async thread() {
+    const thread = client.beta.messages.thread(request);
+    const texts = [await thread.send()];
+    texts.push(await thread.stream({ role: "user", content: "And then?" }).finalMessage());
+    texts.push(await thread.send({ role: "user", content: "And at last?" }));
+    return { texts: texts.map(({ content: [{ text }] }) => text) };
+  },
+
   // Reads the first text and leaves.
   async leave() {
     const stream = await client.messages.create({ ...request, stream: true });

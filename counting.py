@@ -1,0 +1,272 @@
+"""How many tokens a request has used: its engine's figures, or an estimate for what the engine has
+not said, because it never does, or because the client had left by then. Pure.
+
+What the estimates go by is learned, for each model, from answers whose engine did count.
+"""
+
+from collections import deque
+from math import log
+from typing import NamedTuple
+
+from mending.thinking import NAMES
+from values import as_dict, object_in, objects_in
+
+BYTES_A_TOKEN = 4  # until a model has shown how many they are
+IMAGE_TOKENS = 1500  # the length of an image is none of its tokens
+KEPT = 64  # lengths that a Yardstick remembers
+NEAREST = 3
+MIX = 20  # of a Length: 1/20 of it makes a text as different as one that is 2.7 times as long
+MOST_TOKENS = 1 << 40  # of one request; more is no figure, and would break the ledger's sums
+MOST_LEARNED = 1 << 24  # where a model has not said how long its context is
+IMAGE = b'"url":"data:'  # in a request to an engine; inside of a text its quotes would be escaped
+LOOKED_AT = 4 << 20  # bytes of a part of a body: a longer one is an image, or too long anyway
+HEAD = 64  # bytes of such a part that say which
+SAMPLE = 1 << 14  # bytes of a text that stand for all of it
+DIGITS = b"0123456789"
+BEYOND_ASCII = bytes(range(128, 256))
+
+
+class Length(NamedTuple):
+    """size  in bytes, or in whatever a Yardstick measures
+    mix   what they are: digits make it greater, for there are few in a token; characters beyond
+          ASCII, which have several bytes, make it less
+    """
+
+    size: int
+    mix: float = 0.0
+
+
+class Yardstick:
+    """Tells tokens by something that grows with them, and learns from what engines count.
+
+    Of what it has seen the most similar counts: conversations grow by turns. It takes the middle of
+    that, so that a single slip of an engine is nothing.
+
+    start    the Length and its tokens to go by while nothing was seen
+    rates    how many tokens what goes beyond a length has for each unit: at least, at most
+    nearest  how many of the lengths that were seen count
+    """
+
+    def __init__(self, start, rates, nearest=NEAREST):
+        self.start = start
+        self.rates = rates
+        self.nearest = nearest
+        self.seen = deque(maxlen=KEPT)
+
+    def learn(self, length, tokens):
+        if length.size > 0 and tokens > 0:
+            self.seen.append((length, tokens))
+
+    def estimate(self, length):
+        """How many tokens something of that Length has likely got."""
+        if length.size <= 0:
+            return 0
+        seen = [*reversed(self.seen)] or [self.start]
+        seen.sort(key=lambda one: distance(length, one[0]))
+        found = sorted(self.by(*one, length) for one in seen[: self.nearest])
+        return max(1, round(found[(len(found) - 1) // 2]))
+
+    def by(self, known, tokens, length):
+        """The same by one Length. A template adds as much to a short prompt as to a long one."""
+        least, most = self.rates
+        rate = min(tokens / known.size, most)
+        if length.size > known.size:
+            rate = max(rate, least)
+        return tokens + (length.size - known.size) * rate
+
+
+def distance(one, other):
+    return abs(log(one.size / other.size)) + MIX * abs(one.mix - other.mix)
+
+
+class Meter:
+    """What is known of one model's tokens.
+
+    prompts   by the bytes of a request as its engine gets it, without images
+    streams   by the events of an answer: one can hold several tokens
+    texts     by the bytes of what a plain answer says
+    times     by the milliseconds that an answer took
+    """
+
+    def __init__(self):
+        self.prompts = Yardstick((Length(BYTES_A_TOKEN), 1), (1 / 5, 1))
+        self.streams = Yardstick((Length(1), 1), (1, 1000), KEPT)
+        self.texts = Yardstick((Length(BYTES_A_TOKEN), 1), (1 / 5, 1))
+        self.times = Yardstick((Length(50), 1), (0, 10))
+
+
+class Tally:
+    """How many tokens one request uses.
+
+    meter     its model's Meter
+    length, images
+              see `length_of_request`
+    context   how many tokens the model can take, or None
+    most      how many the client wants, or None
+    counted   its prompt's length where the engine was asked for it, or None
+    said      the Length of a plain answer, once it has come; else None
+    """
+
+    def __init__(self, meter, parts, context=None, most=None):
+        """`parts`: the request as its engine gets it, a list of bytes."""
+        self.meter = meter
+        self.length, self.images = length_of_request(parts)
+        self.context = context
+        self.most = most
+        self.counted = None
+        self.said = None
+
+    def figures(self, usage, stream=None, worked=0):
+        """A Row's columns of tokens as a dict.
+
+        usage   the engine's figures, or whatever it sent in their place
+        stream  the stream of stream.py that has read the answer; None for a plain one
+        worked  milliseconds for which an engine was at a plain answer that nobody waited for
+        """
+        found = {
+            "prompt_tokens": token_count(usage, "prompt_tokens"),
+            "completion_tokens": token_count(usage, "completion_tokens"),
+            "cached_tokens": detail(usage, "prompt_tokens_details", "cached_tokens"),
+            "reasoning_tokens": detail(usage, "completion_tokens_details", "reasoning_tokens"),
+        }
+        if self.most == 0 and found["completion_tokens"] is None:
+            found["completion_tokens"] = 0
+        own = {}
+        if not found["prompt_tokens"]:  # some engines say 0 while they don't know
+            own["prompt_tokens"] = self.prompt()
+        if stream is None and found["completion_tokens"] is None:
+            own["completion_tokens"] = self.plain(worked)
+        if stream is not None and not is_final(stream, found["completion_tokens"]):
+            tokens = self.streamed(stream)
+            thoughts = tokens * stream.thoughts // max(1, stream.tokens)
+            own |= {"completion_tokens": tokens, "reasoning_tokens": thoughts}
+        if own:
+            own["counted"] = "gateway"
+        found.update(own)
+        return {name: value for name, value in found.items() if value is not None}
+
+    def take(self, answer):
+        """Note how long a plain answer is: a completion (a dict), or the bytes of a stream that
+        nobody asked for."""
+        if isinstance(answer, dict):
+            self.said = length_of_answer(answer)
+        else:
+            self.said = Length(answer.count(b"data:") * BYTES_A_TOKEN)
+
+    def is_counted(self, stream):
+        """Whether its engine has counted all of it by now."""
+        return "counted" not in self.figures(stream.usage, stream)
+
+    # -- what its engine has not counted
+
+    def prompt(self):
+        if self.counted is not None:
+            return self.counted
+        tokens = self.meter.prompts.estimate(self.length) + self.images * IMAGE_TOKENS
+        return min(tokens, self.context or tokens)
+
+    def streamed(self, stream):
+        """The tokens of an answer as far as a stream has seen it."""
+        told = token_count(stream.usage, "completion_tokens")
+        before = told
+        since = stream.tokens - stream.tokens_at_usage
+        if not told or stream.finished:  # else its engine tells all along
+            before = stream.ends
+            since = stream.tokens - stream.ends
+        return self.bounded(before + self.meter.streams.estimate(Length(since)))
+
+    def plain(self, worked):
+        """The tokens of a plain answer: by its length, or by the time that it took."""
+        if self.said is not None:
+            return self.meter.texts.estimate(self.said)
+        return self.bounded(self.meter.times.estimate(Length(worked)))
+
+    def bounded(self, tokens):
+        """No more of an answer than the client wants and the model can."""
+        limits = [limit for limit in (self.most, self.context) if limit is not None]
+        return min([tokens, *limits])
+
+    # -- what its engine has counted
+
+    def learn(self, usage, stream, milliseconds):
+        """Learn from an answer that is whole and took so long, if its engine's figures can be."""
+        limit = self.context or MOST_LEARNED
+        prompt = token_count(usage, "prompt_tokens") or 0
+        tokens = token_count(usage, "completion_tokens") or 0
+        if max(prompt, tokens) > limit:
+            return
+        if not self.images:
+            self.meter.prompts.learn(self.length, prompt)
+        if stream is not None:
+            events = Length(stream.tokens - stream.ends)
+            self.meter.streams.learn(events, tokens - stream.ends)
+        if self.said is not None:
+            self.meter.texts.learn(self.said, tokens)
+        self.meter.times.learn(Length(milliseconds), tokens)
+
+
+# ---- figures
+
+
+def token_count(usage, name):
+    """That figure, or None where an engine sent something else than a number of tokens."""
+    value = usage.get(name) if isinstance(usage, dict) else None
+    if type(value) is int and 0 <= value <= MOST_TOKENS:  # JSON's true is an int to isinstance
+        return value
+    return None
+
+
+def detail(usage, table, name):
+    return token_count(as_dict(usage).get(table), name)
+
+
+def is_final(stream, tokens):
+    """Whether `tokens`, the engine's figure or None, counts all that a stream has seen."""
+    if tokens is None:
+        return False
+    if stream.finished:
+        return tokens > 0 or stream.tokens <= stream.ends
+    return stream.tokens <= stream.tokens_at_usage
+
+
+# ---- lengths
+
+
+def length_of(text):
+    """The Length of a text (bytes)."""
+    sample = text[:: 1 + len(text) // SAMPLE]
+    if not sample:
+        return Length(0)
+    digits = len(sample) - len(sample.translate(None, DIGITS))
+    beyond = len(sample) - len(sample.translate(None, BEYOND_ASCII))
+    return Length(len(text), (digits - beyond / 4) / len(sample))
+
+
+def length_of_request(parts):
+    """(its Length without its images, how many these are) of a request to an engine, a list of
+    bytes or of what is like them."""
+    text = b"".join(part if len(part) <= LOOKED_AT else part[:HEAD] for part in parts)
+    kept = []
+    at = 0
+    begin = text.find(IMAGE)
+    while begin >= 0:
+        kept.append(text[at:begin])
+        at = text.find(b'"', begin + len(IMAGE))
+        if at < 0:
+            at = len(text)
+        begin = text.find(IMAGE, at)
+    kept.append(text[at:])
+    return length_of(b"".join(kept)), len(kept) - 1
+
+
+def length_of_answer(completion):
+    """The Length of what a whole completion (a dict) says: texts, thoughts, arguments of calls."""
+    found = []
+    for choice in objects_in(completion, "choices"):
+        message = object_in(choice, "message")
+        thoughts = [message[name] for name in NAMES if message.get(name)]
+        calls = [object_in(call, "function") for call in objects_in(message, "tool_calls")]
+        found += [choice.get("text"), message.get("content"), message.get("refusal")]
+        found += thoughts[:1] + [function.get("arguments") for function in calls]
+    text = "".join(text for text in found if isinstance(text, str))
+    return length_of(text.encode("utf-8", "replace"))
