@@ -7,6 +7,7 @@ together, which some clients lack, and some engines cannot do without.
 Source: OpenAI's reference of POST /v1/chat/completions; what engines refuse.
 """
 
+import re
 from collections import deque
 
 from dialects.engine import as_earlier, fault_of_image
@@ -38,6 +39,10 @@ MEDIA = {
     "audio_url": "audio_url",
 }
 FETCHED = ("image_url", "video_url", "audio_url")  # fields whose addresses an engine would fetch
+DATA = {  # what such a field must begin with, beside images
+    "video_url": re.compile(r"data:video/[\w.+-]+;base64,.", re.I),
+    "audio_url": re.compile(r"data:audio/[\w.+-]+;base64,.", re.I),
+}
 REFUSED = {  # where the model is asked about it
     "input_audio": "audio is not supported; send text or images",
     "file": "files are not supported; send their text, or images of their pages",
@@ -270,8 +275,9 @@ def read_media(part, kind, where):
     fault = None
     if kind == "image_url":
         fault = fault_of_image(url)
-    elif url[:5].lower() != "data:":
-        fault = "must be a data URL: addresses are not fetched here"
+    elif not DATA[kind].match(url):
+        example = f"data:{kind[:5]}/...;base64,..."
+        fault = f"must be a data URL ({example}): addresses are not fetched here"
     if fault:
         raise bad(f"{where}.{kind}", fault)
     if kind == "image_url" and isinstance(part.get("detail"), str):

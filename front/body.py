@@ -27,9 +27,10 @@ LARGE = 2 << 20  # bytes up to which a body is parsed as it is
 SILENCE = 30  # seconds without a byte until a body counts as abandoned
 SMALL = 1 << 16  # bytes left that gunicorn may throw away by itself
 MOST_DIGITS = 16  # of a chunk's size: 64 bits
-# What may have come of a line with a chunk's size, before its last character.
+# What may have come of the first LOOKED_AT bytes of a line with a chunk's size, before its LF.
 BEGUN = re.compile(rb"(?:[0-9A-Fa-f]{1,%d}[ \t]*(?:;[^\r\n]*)?\r?)?" % MOST_DIGITS)
-LONGEST_LINE = 1 << 13  # bytes of it, with its extensions
+LOOKED_AT = 32
+LONGEST_LINE = 1 << 13  # bytes of such a line, with its extensions
 WORK = 0.005  # seconds for which chunks are taken apart in one go
 
 
@@ -110,13 +111,13 @@ class ChunkSizes:
         """(size, what was read behind its line), as gunicorn's has it."""
         line = data or b""
         while (end := line.find(b"\n")) < 0:
-            if len(line) > LONGEST_LINE or not BEGUN.fullmatch(line):
+            if len(line) > LONGEST_LINE or not BEGUN.fullmatch(line, 0, LOOKED_AT):
                 raise InvalidChunkSize(line[:MOST_DIGITS])
             more = unreader.read()
             if not more:
                 raise NoMoreData
             line += more
-        if line[end - 1 : end] != b"\r" or not BEGUN.fullmatch(line, 0, end):
+        if line[end - 1 : end] != b"\r" or not BEGUN.fullmatch(line, 0, min(end, LOOKED_AT)):
             raise InvalidChunkSize(line[:MOST_DIGITS])
         size, rest = self.parse(unreader, line)
         self.left -= size

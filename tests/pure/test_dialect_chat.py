@@ -359,7 +359,7 @@ def test_addresses_are_refused(subtests):
 
 
 def test_only_images_are_fetched(subtests):
-    for url in [*URLS, *ADDRESSES]:
+    for url in [*URLS, *ADDRESSES, "data:", "data:,", "data:text/html,<b>", "data:text/html;base64,PGI+", "data:video/mp4,x", "data:audio/wav;base64,"]:
         with subtests.test(url):
             for kind in ("video_url", "audio_url"):
                 check_refusal(refused({"messages": [{"role": "user", "content": [{"type": kind, kind: {"url": url}}]}]}),

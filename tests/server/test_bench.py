@@ -12,7 +12,7 @@ import pytest
 
 from bench import machine
 from support import ROOT
-from support.processes import clean_environment, wait_until
+from support.processes import WITH_US, clean_environment, wait_until
 
 needs_compiler = pytest.mark.skipif(not (shutil.which("cc") or shutil.which("gcc")), reason="there is no C compiler")
 
@@ -20,7 +20,7 @@ needs_compiler = pytest.mark.skipif(not (shutil.which("cc") or shutil.which("gcc
 # ---- processes
 
 def test_the_cpu_of_a_process_is_seen():
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    busy = subprocess.Popen([*WITH_US, sys.executable, "-c", "while True: pass"])
     try:
         time.sleep(0.4)
         assert machine.cpu([busy.pid]) > 0.02 and machine.memory([busy.pid]) > 1
@@ -36,7 +36,7 @@ def test_the_cpu_of_a_process_is_seen():
 def bench(folder, *arguments, **options):
     """A run as a process, its files under `folder`."""
     environment = {**clean_environment(), "TMPDIR": str(folder), **options}
-    return subprocess.Popen([sys.executable, "-m", "bench", *map(str, arguments)], cwd=ROOT, env=environment, text=True,
+    return subprocess.Popen([*WITH_US, sys.executable, "-m", "bench", *map(str, arguments)], cwd=ROOT, env=environment, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

@@ -8,6 +8,7 @@ import pytest
 from support.engine import Engine, Hang, Json, chat_chunks, completion
 from support.gateway import started
 from support.observe import idle
+from support.processes import listens, wait_until
 from support.rows import rows
 
 PATH = "/v1/chat/completions"
@@ -97,7 +98,7 @@ def test_the_end_at_once_in_every_state(stock, tmp_path):
             else:
                 connection.head_of_answer = connection.answer()
         os.kill(gateway.pid, signal.SIGINT)
-        time.sleep(0.3)
+        wait_until(lambda: not listens(gateway.settings["bind"]), 5)        # two at once would be one
         os.kill(gateway.pid, signal.SIGINT)
         began = time.monotonic()
         for name in ("flows", "prefill", "queued"):

@@ -40,7 +40,7 @@ from support.engine import (
 )
 from support.gateway import started
 from support.observe import gauge, idle, worker
-from support.processes import clean_environment, wait_until
+from support.processes import WITH_US, clean_environment, wait_until
 from support.rows import days, read, row_now, row_of, rows, sums
 
 MODEL, ROUTE = "GLM-5.3-Flash-EXL3", "POST /v1/chat/completions"
@@ -730,7 +730,7 @@ def test_show(run):
 def test_log_follows(slow):
     """New rows as they come, until Ctrl-C."""
     environment = clean_environment(db=f"sqlite:///{slow.db}")
-    process = subprocess.Popen([sys.executable, "keys.py", "log", "--follow", "-n", "1"], cwd=ROOT, env=environment,
+    process = subprocess.Popen([*WITH_US, sys.executable, "keys.py", "log", "--follow", "-n", "1"], cwd=ROOT, env=environment,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         for _ in range(2):

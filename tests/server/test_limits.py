@@ -13,7 +13,7 @@ from support.chat import HELLO, PATH, failure, text_of
 from support.engine import Hang, Head, Json, Pause, Wait, chat_chunks, completion
 from support.gateway import Gateway, run_keys
 from support.observe import gauge, worker
-from support.processes import clean_environment, wait_until
+from support.processes import WITH_US, clean_environment, wait_until
 
 
 @pytest.fixture
@@ -398,7 +398,7 @@ def test_a_log_that_nobody_reads_stops_nothing(stock, engine, tmp_path):
         def launch(self):
             import subprocess
             import sys
-            self.process = subprocess.Popen([sys.executable, "sparks.py"], cwd=ROOT, env=clean_environment(**self.settings),
+            self.process = subprocess.Popen([*WITH_US, sys.executable, "sparks.py"], cwd=ROOT, env=clean_environment(**self.settings),
                                             stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, start_new_session=True,
                                             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))
             self.pid = self.process.pid

@@ -81,6 +81,16 @@ def answers(url, seconds=1):
         return False
 
 
+def listens(address):
+    """Whether somebody listens on HOST:PORT."""
+    host, port = address.split(":")
+    try:
+        socket.create_connection((host, int(port))).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
 # Linux ends the process with us, however we end: a gateway that outlived a killed run would go on asking ports that
 # later runs use. The signal comes when the thread ends that made it, which is pytest's own.
 SETPRIV = shutil.which("setpriv")
