@@ -100,10 +100,19 @@ def with_count(ask, payload):
     if payload.get("reasoning_effort"):
         effort = {"reasoning_effort": payload["reasoning_effort"]}
         prompt["chat_template_kwargs"] = {**effort, **prompt.get("chat_template_kwargs", {})}
-    prompt["messages"] = [without_images(message) for message in payload["messages"]]
+    prompt["messages"] = [
+        counted(message, ask.model.engine_kind.counted_reasoning) for message in payload["messages"]
+    ]
     ask.unseen = sum(len(images_in(message)) for message in payload["messages"])
     ask.count = written(prompt)
     return ask
+
+
+def counted(message, field):
+    """A message as an engine counts it. `field`: where it then reads the reasoning."""
+    message = without_images({**message})
+    set_reasoning(message, (field,))
+    return message
 
 
 # ---- images

@@ -38,6 +38,7 @@ class Kind:
     owner              what its list of models says in `owned_by`
     thinking_budget    its field for how many tokens a model may think, or None
     earlier_reasoning  the field of a message in which it reads the reasoning of earlier turns
+    counted_reasoning  the same where it counts a chat's tokens
 
     An entry is an object in its list of models: {"id": ..., ...}.
     """
@@ -45,6 +46,7 @@ class Kind:
     owner = None
     thinking_budget = None
     earlier_reasoning = "reasoning_content"
+    counted_reasoning = "reasoning_content"
 
     def context_of(self, entry):
         """The tokens of context that an entry tells of, or None. Each kind has its own field, and
@@ -94,6 +96,7 @@ class Kind:
 class Vllm(Kind):
     owner = "vllm"
     thinking_budget = "thinking_token_budget"
+    counted_reasoning = "reasoning"  # /tokenize does not know the older name, as the chat does
 
     def count(self, post, prompt):
         """/tokenize takes a chat. The count stands in front of a list of all tokens, which is not

@@ -5,8 +5,10 @@
     shared          one gateway and engine for the whole run, made new again for each test: shared.engine, shared.client()
     shared_vectors  the same with a second model, `vectors`, that embeds
     llama           the URL of a real llama.cpp server with a tiny random model
+    no_proxy        an environment from which no SDK takes an address or a key
     vllm            the URL of a real vLLM on the CPU with a tiny model that is known by heart; only with --run-vllm
 """
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -102,6 +104,13 @@ def _stop_all(gateways):
             problems.append(f"{error}\n{gateway.log}")
     if problems:
         pytest.fail("\n".join(problems), pytrace=False)
+
+
+@pytest.fixture
+def no_proxy(monkeypatch):
+    """An environment from which no SDK takes an address or a key."""
+    for name in [name for name in os.environ if name.lower().endswith("_proxy") or name.startswith(("OPENAI_", "ANTHROPIC_"))]:
+        monkeypatch.delenv(name)
 
 
 # ---- one gateway and engine for many tests

@@ -1,14 +1,5 @@
 """Fixtures for what several clients need."""
-import os
-
 import pytest
-
-
-@pytest.fixture
-def no_proxy(monkeypatch):
-    """An environment from which no SDK takes an address or a key."""
-    for name in [name for name in os.environ if name.lower().endswith("_proxy") or name.startswith(("OPENAI_", "ANTHROPIC_"))]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ def both(engine, gateway, path=PATH, **fields):
 
 def blocks_of(answer):
     """An answer's blocks without what no two answers share."""
-    return [{name: value for name, value in block.items() if name not in ("id",
-        "signature")} for block in answer.json()["content"]]
+    apart = ("id", "signature", "citations")
+    return [{name: value for name, value in block.items() if name not in apart} for block in answer.json()["content"]]
 
 
 # ---- llama.cpp

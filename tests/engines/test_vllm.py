@@ -8,6 +8,7 @@ from support import responses
 from support.chat import PATH, deltas
 from support.client import Client
 from support.gateway import Gateway
+from support.loops import CLIENTS, STORED
 from support.node import node_asker, node_result
 from support.observe import gauge
 from support.processes import wait_until
@@ -306,3 +307,15 @@ def test_vercel_s_sdk(front):
         found = node_result(ask(case, model="glm-tiny", input="say @answer"))
         said = found.get("text") or "".join(part.get("text") or "" for part in found["parts"] if part["type"] == "text-delta")
         assert said == ANSWER
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["plain", "streamed"])
+@pytest.mark.parametrize("client", [name for name in CLIENTS if name != STORED])
+def test_loops_of_tools(front, no_proxy, client, streams):
+    """Each SDK's own, three times at most: the tiny model does what it has learnt, but for a few times in a hundred."""
+    for _ in range(3):
+        answer, turn = CLIENTS[client](front, ["say @answer", "say @tool"], streams, "glm-tiny")
+        assert "error" not in answer and "error" not in turn, (answer, turn)
+        if answer["text"] == ANSWER and [name for name, _ in turn["ran"]] == ["get_weather"] and turn["ran"][0][1].get("city"):
+            return
+    raise AssertionError((answer, turn))

@@ -267,6 +267,14 @@ def test_count_tokens(gateway, engine, like):
     assert asked[-2].json()["tools"][0]["function"]["name"] == "f" and not engine.requests
 
 
+def test_earlier_reasoning_counts(shared):
+    """vLLM's /tokenize knows it by one of the names that its chat knows."""
+    thinking = {"type": "thinking", "thinking": "hm", "signature": ""}
+    post(shared, COUNT, messages=[{"role": "assistant", "content": [thinking, {"type": "text", "text": "4"}]}])
+    probe = [probe for probe in shared.engine.probes if probe.path == "/tokenize"][-1]
+    assert probe.json()["messages"] == [{"role": "assistant", "content": "4", "reasoning": "hm"}]
+
+
 def test_images_count_by_an_estimate(shared):
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
     plain = post(shared, COUNT, messages=[{"role": "user", "content": [{"type": "text",

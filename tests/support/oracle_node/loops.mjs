@@ -1,6 +1,6 @@
 // Loops of tools, as the SDKs of Node run them, against a gateway: one client with several prompts.
 //
-//     SPARKS_BASE_URL=…/v1 SPARKS_API_KEY=… node loops.mjs CLIENT {"prompts": […], "streamed": true|false}
+//     SPARKS_BASE_URL=…/v1 SPARKS_API_KEY=… node loops.mjs CLIENT {"model": …, "prompts": […], "streamed": true|false}
 //
 // Prints for each prompt what came of it: {text, thoughts, end, ran: [[tool, input]]}, or {error, ran}.
 import { createAnthropic } from "@ai-sdk/anthropic";
@@ -12,10 +12,9 @@ import OpenAI from "openai";
 
 const [, , name, given] = process.argv;
 globalThis.AI_SDK_LOG_WARNINGS = false;         // they would go to stdout
-const { prompts, streamed } = JSON.parse(given);
+const { prompts, streamed, model } = JSON.parse(given);
 const baseURL = process.env.SPARKS_BASE_URL, apiKey = process.env.SPARKS_API_KEY;
-const model = "GLM-5.3-Flash-EXL3";
-const patience = { timeout: 20_000, maxRetries: 0 };
+const patience = { timeout: 60_000, maxRetries: 0 };
 const openai = new OpenAI({ baseURL, apiKey, ...patience });
 const anthropic = new Anthropic({ baseURL: baseURL.replace(/\/v1$/, ""), apiKey, ...patience });
 const parameters = { type: "object", properties: { city: { type: "string" } } };
