@@ -121,9 +121,7 @@ class Reader:
             raise bad(f"{where}.role", f"must be one of {', '.join(ROLES)}")
         if self.asked:
             raise bad(where, "must be an object with role and content")
-        if isinstance(message, dict):
-            message = {**message, "type": f"message of {message.get('role') or 'nobody'}"}
-        text = self.past.read(message, where)
+        text = self.past.read_message(message, where)
         return {"role": "user", "content": text} if text else None
 
     def read_content(self, message, where):

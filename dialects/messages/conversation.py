@@ -144,9 +144,7 @@ def odd_message(message, where, blocks):
         raise invalid(f"{where}.role", "must be user or assistant")
     if blocks.asked:
         raise invalid(where, "must be an object with role and content")
-    if isinstance(message, dict):
-        message = {**message, "type": f"message of {message.get('role') or 'nobody'}"}
-    return said("user", blocks.past.read(message, where))
+    return said("user", blocks.past.read_message(message, where))
 
 
 # ---- blocks
