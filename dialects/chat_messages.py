@@ -105,7 +105,7 @@ class Reader:
         if not isinstance(role, str) or role not in ROLES:
             return self.read_odd(message, where)
         message["role"] = ROLES[role]
-        if not isinstance(message.get("name", ""), str | None):
+        if not is_text_or_null(message.get("name")):
             self.past.ignored.add(f"{where}.name", "name")
             del message["name"]
         self.read_content(message, where)
@@ -126,9 +126,7 @@ class Reader:
             raise bad(f"{where}.role", f"must be one of {', '.join(ROLES)}")
         if self.asked:
             raise bad(where, "must be an object with role and content")
-        if isinstance(message, dict):
-            message = {**message, "type": f"message of {message.get('role') or 'nobody'}"}
-        text = self.past.read(message, where)
+        text = self.past.read_message(message, where)
         return {"role": "user", "content": text} if text else None
 
     def read_content(self, message, where):
@@ -163,12 +161,12 @@ class Reader:
         """Parts that are thoughts, which not all engines know, as a message's reasoning, in
         place."""
         for name in NAMES:
-            if not isinstance(message.get(name, ""), str | None):
+            if not is_text_or_null(message.get(name)):
                 message[name] = self.past.read(message[name], f"{where}.{name}")
-        parts = as_list(message.get("content"))
-        thoughts = [part.get("thinking") for part in parts if is_thought(part)]
-        if not thoughts:
+        parts = message.get("content")
+        if not isinstance(parts, list) or not any(map(is_thought, parts)):
             return
+        thoughts = [part.get("thinking") for part in parts if is_thought(part)]
         message["content"] = [part for part in parts if not is_thought(part)] or ""
         if message["role"] != "assistant":
             self.past.ignored.add(f"{where}.content", "thinking")
@@ -254,6 +252,10 @@ def known_part(part, where):
 
 def is_thought(part):
     return part["type"] == "thinking"
+
+
+def is_text_or_null(value):
+    return value is None or isinstance(value, str)
 
 
 def is_text(value):

@@ -111,6 +111,12 @@ class Past:
             label += ", an error"
         return f"[{label}]\n{text}"
 
+    def read_message(self, message, where):
+        """A message of somebody that no API has a role for, as a text."""
+        if isinstance(message, dict):
+            message = {**message, "type": message_of(message)}
+        return self.read(message, where)
+
     def read_file(self, value, where):
         """A file's text, or a text in its place."""
         inner = as_dict(value.get("file"))  # in a chat
@@ -129,6 +135,12 @@ def type_of(value):
     """The type of a block, an item or a part."""
     kind = as_dict(value).get("type")
     return kind if kind and isinstance(kind, str) else UNTYPED
+
+
+def message_of(message):
+    """What a message is called whose role nobody knows."""
+    role = message.get("role")
+    return f"message of {role}" if role and isinstance(role, str) else "message of nobody"
 
 
 def as_content(value):

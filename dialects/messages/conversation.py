@@ -18,6 +18,7 @@ from dialects.engine import as_earlier, fault_of_image
 from dialects.history import as_content, document_texts, type_of
 from dialects.messages import ids
 from dialects.messages.errors import invalid
+from dialects.messages.tools import SEARCHED, found_by
 from dialects.read import mended
 from errors import InvalidRequest
 from values import as_dict, as_list
@@ -30,7 +31,7 @@ BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n\x01]*(?:\n|$)")
 # A block that is refused where the model is asked about it, and what to do instead.
 REMEDIES = {"document": "send its text, or images of its pages"}
 # What is read with the tools.
-TOOL_CHANGES = ("tool_addition", "tool_removal", "tool_definition", "tool_search_tool_result")
+TOOL_CHANGES = ("tool_addition", "tool_removal", "tool_definition")
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 TEXTS = {  # type of a block -> its fields that must be texts
     "tool_reference": ("tool_name",),
@@ -144,9 +145,7 @@ def odd_message(message, where, blocks):
         raise invalid(f"{where}.role", "must be user or assistant")
     if blocks.asked:
         raise invalid(where, "must be an object with role and content")
-    if isinstance(message, dict):
-        message = {**message, "type": f"message of {message.get('role') or 'nobody'}"}
-    return said("user", blocks.past.read(message, where))
+    return said("user", blocks.past.read_message(message, where))
 
 
 # ---- blocks
@@ -194,7 +193,7 @@ class Blocks:
             self.past.ignored.add(where, kind)
         if isinstance(block, str):
             return {"type": "text", "text": block}
-        if kind in TOOL_CHANGES and known is not IN_RESULT and not self.strict:
+        if changes_tools(block, kind) and known is not IN_RESULT and not self.strict:
             return {"type": "text", "text": ""}
         try:
             return known_block(block, kind, where, known)
@@ -225,6 +224,11 @@ class Blocks:
                 raise
             self.past.ignored.add(where, "image")
             return []
+
+
+def changes_tools(block, kind):
+    """Whether a block is read with the tools, and says no more."""
+    return kind in TOOL_CHANGES or kind == SEARCHED and found_by(block) is not None
 
 
 def known_block(block, kind, where, known):

@@ -3,6 +3,7 @@
 Source: Anthropic's reference of POST /v1/messages, `tools` and `tool_choice`.
 """
 
+from dialects.history import as_content
 from dialects.messages.errors import invalid
 from dialects.messages.schema import inlined
 from dialects.read import typed
@@ -16,6 +17,7 @@ SKIPPED = "tools without an input_schema are skipped"
 # Of a tool that the history adds or removes: declared in `tools`, or defined in its place.
 REFERENCE = "tool_reference"
 DEFINITION = "tool_definition"
+SEARCHED = "tool_search_tool_result"
 
 
 def read_tools(request, payload, effort, ignored):
@@ -143,7 +145,7 @@ def changes_in(messages):
 
 def changes_among(blocks, where):
     """Those in the content of a message."""
-    for number, block in enumerate(map(as_dict, as_list(blocks))):
+    for number, block in enumerate(map(as_dict, as_list(as_content(blocks)))):
         kind = block.get("type")
         here = f"{where}.{number}"
         if kind in ("tool_addition", "tool_removal"):
@@ -154,8 +156,8 @@ def changes_among(blocks, where):
             yield from kept_changes(block.get("tool_changes"), here)
         elif kind == "tool_result":
             yield from found_tools(block.get("content"), here)
-        elif kind == "tool_search_tool_result":
-            yield from found_tools(as_dict(block.get("content")).get("tool_references"), here)
+        elif kind == SEARCHED:
+            yield from found_tools(found_by(block), here)
 
 
 def kept_changes(blocks, where):
@@ -163,6 +165,11 @@ def kept_changes(blocks, where):
     for block in map(as_dict, as_list(blocks)):
         if block.get("type") in ("tool_addition", "tool_removal"):
             yield where, block["type"], as_dict(block.get("tool"))
+
+
+def found_by(block):
+    """What a search has found, or None where it failed."""
+    return as_dict(block.get("content")).get("tool_references")
 
 
 def found_tools(blocks, where):

@@ -10,7 +10,7 @@ Source: OpenAI's published schema (github.com/openai/openai-openapi), InputItem.
 import re
 
 from dialects.engine import as_earlier, fault_of_image
-from dialects.history import LONGEST, UNTYPED, Past, as_content, in_json
+from dialects.history import LONGEST, UNTYPED, Past, as_content, in_json, message_of
 from dialects.read import mended, typed
 from dialects.responses.compaction import TOLD, is_asked
 from dialects.responses.tools import BRINGS_TOOLS, ClientTool, full_name
@@ -269,7 +269,7 @@ class Reader:
         call_id = as_dict(item).get("call_id")
         output = as_dict(as_dict(item).get("output"))
         if kind == "message":
-            kind = f"message of {item.get('role') or 'nobody'}"
+            kind = message_of(item)
         image = output.get("type") in SCREENS and self.parts.read_image(output, f"{where}.output")
         if image:
             self.shown += [{"type": "text", "text": f"[{kind[:LONGEST]}]"}, image]

@@ -1,4 +1,5 @@
 """What a client sends of the past: any of it is read, or left out and named, in every API that takes a conversation."""
+import copy
 import json
 import time
 
@@ -66,6 +67,9 @@ def read_messages(*conversation, dialect=messages, **fields):
         "type": "bash_code_execution_result", "stdout": "42", "stderr": "", "return_code": 0, "content": []}}],
      "[bash_code_execution_tool_result]\n42", ""),
     ([{"type": "compaction", "content": "We spoke of rain."}], "[compaction]\nWe spoke of rain.", ""),
+    ([{"type": "tool_search_tool_result", "tool_use_id": "?", "content": {"type": "tool_search_tool_result_error", "error_code": "down"}}],
+     "[tool_search_tool_result]\ndown", ""),
+    ([{"type": "browser_state", "tabs": [{"tab_id": 1, "title": "Home", "url": "https://x.org"}]}], "[browser_state]\nHome\nhttps://x.org", ""),
     ([{"type": "container_upload", "file_id": "f"}], "", "messages.1.content.1 container_upload"),
     ([ODD], "", "messages.1.content.1 odd__"),
     ([{"type": "redacted_thinking", "data": "x"}], "", "messages.1.content.1 redacted_thinking"),
@@ -134,6 +138,8 @@ SERVER = {"type": "web_search_20250305", "name": "web_search"}
     ([change("addition", "mcp__x"), change("removal", "mcp__x")], ["f"], ""),
     ([change("removal", "f"), change("addition", "mcp__x"), change("addition", "f")], ["mcp__x", "f"], ""),
     ([change("removal", "f")], [], ""),
+    ([change("removal", "nobody")], ["f"], "messages.1.content.0 tool_removal"),
+    ([{"role": "system", "content": change("addition", "mcp__x")["content"][0]}, assistant(text("b"))], ["f", "mcp__x"], ""),
     ([definition(tool("g"))], ["f", "g"], ""),
     ([definition(tool("g")), change("removal", "g"), change("addition", "g")], ["f", "g"], ""),
     ([definition(SERVER)], ["f"], "messages.1.content.0.tool.definition web_search_20250305"),
@@ -303,7 +309,7 @@ def test_odd_contents(content, said):
 
 @pytest.mark.parametrize("message, said, ignored", [
     ({"role": "critic", "content": "a"}, "[message of critic]\na", ""), ({"role": None, "content": "a"}, "[message of nobody]\na", ""),
-    ({"role": ["user"], "content": "a"}, "[message of ['user']]\na", ""), ("a", "a", ""),
+    ({"role": ["user"], "content": "a"}, "[message of nobody]\na", ""), ("a", "a", ""),
     (None, None, "untyped"), ({"role": "critic"}, None, "message_of_critic"),
 ])
 def test_messages_of_nobody_here(message, said, ignored):
@@ -425,6 +431,54 @@ def test_no_type_is_refused_for_being_new(new):
         assert one.ignored.isascii() and one.ignored.isprintable() and len(one.ignored) < MOST_BYTES + 40
 
 
+TYPES = ["message", "text", "input_text", "output_text", "refusal", "image", "image_url", "input_image", "video_url", "file", "input_file",
+         "input_audio", "document", "thinking", "redacted_thinking", "reasoning", "tool_use", "tool_result", "tool_reference", "server_tool_use",
+         "tool_addition", "tool_removal", "tool_definition", "tool_search_tool_result", "compaction", "function_call", "custom_tool_call",
+         "function_call_output", "custom_tool_call_output", "local_shell_call", "local_shell_call_output", "agent_message",
+         "computer_call_output", "additional_tools", "tool_search_output", "encrypted_content", "namespace", "function", "custom"]
+FIELDS = ["role", "content", "text", "refusal", "image_url", "source", "url", "thinking", "name", "input", "arguments", "tool_use_id",
+          "call_id", "tool_call_id", "output", "tools", "tool", "definition", "input_schema", "parameters", "summary", "encrypted_content",
+          "tool_calls", "function_call", "function", "reasoning", "action", "author", "is_error", "audio", "file", "namespace", "format"]
+ANYTHING = st.recursive(
+    st.sampled_from([None, True, 5, 1.5, "", "a", "data:,x", "data:image/png;base64,AA==", "http://x.org/a.png", "user", "assistant", "A"]),
+    lambda inner: st.lists(inner, max_size=3) | st.builds(
+        lambda kind, fields: {**fields, **({"type": kind} if kind else {})}, st.sampled_from([None, *TYPES]),
+        st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4)), max_leaves=12)
+MESSAGE = st.builds(lambda role, fields, content: {**fields, "role": role, "content": content},
+                    st.sampled_from(["user", "assistant", "system", "developer", "tool", "function", "x"]),
+                    st.dictionaries(st.sampled_from(FIELDS), ANYTHING, max_size=2), st.lists(ANYTHING, max_size=3) | ANYTHING)
+
+
+def check_messages(messages):
+    """They have the form that every engine takes."""
+    for message in messages:
+        content = message["content"]
+        assert message["role"] in ("system", "user", "assistant", "tool") and isinstance(content, str | list | None)
+        parts = content if isinstance(content, list) else []
+        assert {part["type"] for part in parts} <= {"text", "image_url", "video_url", "tool_reference"}
+        assert all(isinstance(part["text"], str) for part in parts if part["type"] == "text")
+        assert message["role"] != "tool" or isinstance(message["tool_call_id"], str) and message["tool_call_id"]
+        for call in message.get("tool_calls", ()):
+            assert call["type"] == "function" and isinstance(call["id"], str) and call["id"] and isinstance(call["function"]["name"], str)
+            assert isinstance(json.loads(call["function"]["arguments"]), dict)
+        assert all(isinstance(message.get(name, ""), str) for name in ("reasoning", "reasoning_content"))
+
+
+@hypothesis.given(st.lists(MESSAGE | ANYTHING, min_size=1, max_size=4))
+def test_no_form_of_a_history_is_refused(past):
+    asked = [{"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    ways = [(read_chat, {}), (read_chat, {"stream": True}), (read_messages, {}), (read_messages, {"stream": True}), (read_messages, {"dialect": count}),
+            (read_items, {}), (read_items, {"stream": True})]
+    made = [read(*copy.deepcopy(past), *asked, **fields) for read, fields in ways]
+    for one in made:
+        one.fill_in(dict.fromkeys(one.images, b"data:image/png;base64,AA=="))
+        check_messages(json.loads(b"".join(one.body or one.count))["messages"])
+    named = [one.ignored for one in made]
+    assert named[0] == named[1] and named[2] == named[3] == named[4] and named[5] == named[6]
+    for ignored in named:
+        assert ignored.isascii() and (ignored.isprintable() or not ignored) and len(ignored) < MOST_BYTES + 40
+
+
 def test_many_results_of_one_large_call_take_no_longer_than_others():
     large = {"type": "server_tool_use", "id": "s1", "name": "f", "input": {str(n): n for n in range(100_000)}}
     results = [{"type": "x_tool_result", "tool_use_id": "s1", "content": "a"}] * 2000
@@ -436,6 +490,13 @@ def test_many_results_of_one_large_call_take_no_longer_than_others():
 def test_a_deep_item_is_no_fault_of_ours():
     for opening, closing in ((b'{"content":', b"}"), (b"[", b"]"), (b'{"content":[', b"]}")):
         deep = opening * 400 + b"1" + closing * 400
+        for odd in (b'{"role":%b,"content":"a"}', b'{"role":"user","content":%b}', b'{"role":"assistant","content":[%b]}', b"%b",
+                    b'{"role":"assistant","content":null,"tool_calls":[{"id":%b,"function":{"name":"f","arguments":%b}}]}',
+                    b'{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"f","input":%b}]}'):
+            turns = b'[%b,{"role":"assistant","content":"b"},{"role":"user","content":"c"}]' % odd.replace(b"%b", deep)
+            for dialect, name in ((chat, b"messages"), (messages, b"messages"), (count, b"messages"), (RESPONSES, b"input")):
+                one = dialect.read(b'{"max_tokens":9,"%b":%b}' % (name, turns), Fleet())
+                assert dialect is count or sent(one)["messages"][-1]["content"] == "c"
         item = b'{"type":"odd","call_id":"c","input":' + deep + b',"content":' + deep + b"}"
         body = b'{"input":[' + item + b',{"type":"odd_output","call_id":"c","output":"a"},{"role":"user","content":"b"}]}'
         assert sent(RESPONSES.read(body, Fleet()))["messages"][-1]["content"] == "b"

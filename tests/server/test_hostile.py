@@ -202,20 +202,50 @@ def test_hostile_tool_arguments_in_history(shared, subtests):
             assert answer.status == 200
 
 
+# ---- histories, which come again with each request
+
+ODD = [None, 5, "a", [], {}, {"type": None}, {"type": "x\r\nset-cookie: y"}, {"type": "é" * 100}, {"type": "text", "text": None},
+       {"type": "image_url", "image_url": {"url": "data:,x"}}, {"type": "input_image", "image_url": "data:image/png;base64,@@"},
+       {"type": "image", "source": {"type": "url", "url": "data:,x"}}, {"type": "tool_use"}, {"type": "tool_result"}, {"type": "thinking"},
+       {"type": "function_call"}, {"type": "refusal"}, {"type": "file"}, {"type": "input_audio"}, {"type": "document"}]
+CALLED = [{}, None, {"id": None, "function": {"name": "f", "arguments": "{"}}, {"type": "custom", "custom": {}}]
+PAST = [*ODD, *({"role": role, "content": content} for role in ("user", "assistant", "system", "developer", "critic", None)
+                for content in (ODD, None, 5, {}, [])),
+        {"role": "assistant", "content": None, "tool_calls": CALLED, "function_call": 5, "audio": 5, "reasoning": [5]},
+        {"role": "tool", "content": ODD}, {"role": "function", "content": None, "name": 5}]
+ASKED = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize("path, name, own", [
+    (CHAT, "messages", []), ("/v1/messages", "messages", [{"role": "user", "content": ODD}]),
+    ("/v1/messages/count_tokens", "messages", []),
+    ("/v1/responses", "input", [{"type": kind, "call_id": "A", "name": "f", "content": odd, "output": odd, "tools": odd, "summary": odd, "arguments": odd}
+                                for kind in ("reasoning", "function_call", "function_call_output", "custom_tool_call", "agent_message",
+                                             "local_shell_call", "additional_tools", "tool_search_output", "shell_call_output", "x")
+                                for odd in (ODD, None, 5, "a", {})])])
+def test_no_history_ends_a_session(shared, path, name, own):
+    past = [*PAST, *own] if name == "messages" else [*(one for one in PAST if one is not None), *own]
+    said = []
+    for stream in (False, True):
+        answer = shared.client().post(path, {"model": "claude-x", "max_tokens": 9, "stream": stream, name: [*past, *ASKED]})
+        assert answer.status == 200, answer.read_all()
+        assert (b"there" in answer.read_all()) != path.endswith("count_tokens")
+        said.append(answer.headers["x-sparks-ignored"])
+    assert said[0] == said[1] and said[0].isascii() and said[0].isprintable() and " and " in said[0] and len(said[0]) < 1100
+
+
 # ---- wrong types
 
 NO_PARTS = [None, 1, [], {}, {"type": 1}, {"type": ["text"]}, {"type": MARK}, {"type": "text"},
-            {"type": "text", "text": None}, {"type": "text", "text": [MARK]}, {"type": "image_url"},
+            {"type": "text", "text": [MARK]}, {"type": "image_url"},
             {"type": "image_url", "image_url": 1}, {"type": "image_url", "image_url": []},
             {"type": "image_url", "image_url": {"url": None}},
             {"type": "image_url", "image_url": {"url": ["data:"]}}, {"type": "input_image", "input_image": {}}]
-NO_CALLS = [1, {}, MARK, [1], [{}], [{"function": []}], [{"function": {"name": 1}}], [{"function": {"name": None}}]]
 WRONG_VALUES = {                                    # field -> values of the wrong type
     "messages": [None, {}, MARK, [], [None], [1], [MARK], [[]], [{}],
                  *([{"role": role, "content": "x"}] for role in (None, 1, ["user"], {}, MARK)),
                  *([{"role": "user", "content": content}] for content in (1, True, {})),
-                 *([{"role": "user", "content": [part]}] for part in NO_PARTS),
-                 *([{"role": "assistant", "tool_calls": calls}] for calls in NO_CALLS)],
+                 *([{"role": "user", "content": [part]}] for part in NO_PARTS)],
     "model": [1, True, [], {}],
     "stream": [1, "true", []],
     "stream_options": [1, [], True, "x"],
