@@ -17,6 +17,7 @@ CONTENT = re.compile(
     rf'|\\u(?!{HEX}{{4}})(?!{HEX}{{0,3}}\Z)|\\[^u])*+',
     re.S,
 )
+PLAIN = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]*')
 ESCAPE = re.compile(
     rf'{HIGH}{LOW}|(?P<half>\\u[dD][89a-fA-F]{HEX}{{2}}|[\ud800-\udfff])'
     rf'|\\(?:u{HEX}{{4}}|["\\/bfnrt])|(?P<backslash>\\)|(?P<control>[\x00-\x1f])'
@@ -78,6 +79,9 @@ class ObjectText:
 
     def feed(self, text):
         """The next part of it, once this piece has come."""
+        if self.in_string and not self.held and PLAIN.fullmatch(text):
+            self.length += len(text)  # as most pieces are
+            return text
         if self.before == "nothing" and is_object(text):
             self.whole = True
             self.values = (len(text), "")

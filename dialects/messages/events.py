@@ -56,6 +56,7 @@ class MessageStream(PieceStream):
     prompt_tokens  may be set before the first event: message_start then says how long the prompt is
     """
 
+    closes_calls = False  # an empty input needs no words
     prompt_tokens = None
 
     def __init__(self, model_name, thinks):
