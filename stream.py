@@ -178,7 +178,7 @@ class EventTemplate:
                 and LF not in text
                 and CR not in text
                 and text[-1] != BACKSLASH
-                and (text.isascii() or is_utf8(text))
+                and (text.isascii() or is_utf8(text))  # mostly no call
             ):
                 return text
         return None
@@ -752,8 +752,6 @@ class PieceStream(ChatStream):
                                   engines add stop_reason, the stop sequence that was met)
     end(), fail(error), alive()   as for every stream
     """
-
-    closes_calls = False  # each dialect has its own word for it
 
     def __init__(self):
         super().__init__(("reasoning",), usage=True)

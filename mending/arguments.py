@@ -2,6 +2,8 @@
 
 import re
 
+import orjson
+
 from values import loads
 
 DEEPEST = 100  # brackets in each other; clients' parsers give up at some depth
@@ -15,6 +17,7 @@ CONTENT = re.compile(
     rf'|\\u(?!{HEX}{{4}})(?!{HEX}{{0,3}}\Z)|\\[^u])*+',
     re.S,
 )
+PLAIN = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]*')
 ESCAPE = re.compile(
     rf'{HIGH}{LOW}|(?P<half>\\u[dD][89a-fA-F]{HEX}{{2}}|[\ud800-\udfff])'
     rf'|\\(?:u{HEX}{{4}}|["\\/bfnrt])|(?P<backslash>\\)|(?P<control>[\x00-\x1f])'
@@ -25,7 +28,7 @@ SCALAR = re.compile(
     r"(?=[ \t\n\r]*(?P<mark>[,\]}]))"
 )
 NO_VALUE = dict.fromkeys(("NaN", "Infinity", "-Infinity"), "null")  # as JavaScript writes them
-SCALAR_BEGUN = re.compile(r"[-+.0-9a-zA-Z]{1,400}[ \t\n\r]{0,9}\Z")
+SCALAR_BEGUN = re.compile(r"([-+.0-9a-zA-Z]{1,400})([ \t\n\r]*)\Z")
 CLOSERS = {"{": "}", "[": "]"}
 # What stands before a token -> the marks that may follow, and whether a number or a word may.
 MAY_FOLLOW = {
@@ -76,6 +79,13 @@ class ObjectText:
 
     def feed(self, text):
         """The next part of it, once this piece has come."""
+        if self.in_string and not self.held and PLAIN.fullmatch(text):
+            self.length += len(text)  # as most pieces are
+            return text
+        if self.before == "nothing" and is_object(text):
+            self.whole = True
+            self.values = (len(text), "")
+            return text
         text = self.held + text
         self.held = ""
         out = []
@@ -116,8 +126,9 @@ class ObjectText:
         if scalar and self.fits(scalar["mark"]):
             self.before = "value"
             return scalar.end(), space + NO_VALUE.get(scalar[0], scalar[0])
-        if scalars and SCALAR_BEGUN.match(text, at):
-            self.held = text[at:]
+        begun = SCALAR_BEGUN.match(text, at) if scalars else None
+        if begun:
+            self.held = begun[1] + begun[2][:1]  # more white space says nothing
             return len(text), space
         self.broken = True
         return len(text), space
@@ -145,6 +156,16 @@ class ObjectText:
             self.before = ", in " + self.open[-1]
         else:
             self.before = mark
+
+
+def is_object(text):
+    """Whether a text is a JSON object as every client parses it."""
+    if text.count("{") + text.count("[") > DEEPEST:
+        return False
+    try:
+        return isinstance(orjson.loads(text.encode()), dict)
+    except ValueError:
+        return False
 
 
 def whole_values(text):

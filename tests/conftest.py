@@ -27,7 +27,7 @@ from support.real_engines import install_vllm, serve  # noqa: E402
 # ---- options
 
 # The same examples each time; --hypothesis-profile=many tries other ones, and many. What must hold for the odd answers of all
-# engines is worth most, some minutes: ./run.sh test tests/pure/test_reading.py --hypothesis-profile=most
+# engines is worth most, some minutes: ./run.sh test tests/pure/test_reading.py --timeout 0 --hypothesis-profile=most
 hypothesis.settings.register_profile("few", deadline=None, derandomize=True, database=None, max_examples=30)
 hypothesis.settings.register_profile("many", deadline=None, database=None, max_examples=1000)
 hypothesis.settings.register_profile("most", deadline=None, database=None, max_examples=10_000)

@@ -56,6 +56,8 @@ class MessageStream(PieceStream):
     prompt_tokens  may be set before the first event: message_start then says how long the prompt is
     """
 
+    closes_calls = False  # an empty input needs no words
+
     def __init__(self, model_name, thinks):
         """
         model_name  the model as the client calls it

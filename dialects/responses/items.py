@@ -312,9 +312,6 @@ class ToolCall(Item):
     def beside_done(self):
         return self.name
 
-    def last_words(self):
-        return b"" if self.said else b"{}"
-
     @property
     def whole(self):
         return is_json(unquoted(b"".join(self.said)))

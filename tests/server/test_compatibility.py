@@ -363,7 +363,42 @@ def field_request_id(front):
     assert answer.headers["x-request-id"] == "mine"
 
 
-FIELD_ROWS = {"usage": field_usage, "reasoning_content": field_reasoning, "x-request-id": field_request_id}
+def answered(front, finish="stop", **message):
+    """(the status, the answer) of a chat to which the engine says this."""
+    answer = completion("a")
+    answer["model"] = "/srv/model.gguf"
+    answer["choices"] = [{"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": "a", **message}}]
+    front.engine.play(Json(answer))
+    got = front.chat()
+    return got.status, got.json()
+
+
+def field_model(front):
+    assert answered(front)[1]["model"] == front.chat().json()["model"] != "/srv/model.gguf"
+
+
+def field_finish(front):
+    assert [answered(front, finish)[0] for finish in ("eos", "abort", "error", None)] == [200, 502, 502, 502]
+    call = {"id": "A", "type": "function", "function": {"name": "f", "arguments": '{"a": "b'}}
+    assert answered(front, "tool_calls", tool_calls=[call])[1]["choices"][0]["finish_reason"] == "length"
+
+
+def field_calls(front):
+    calls = [{"id": 7, "function": {"name": "f"}}, {"id": "7", "function": {"name": "g", "arguments": {"a": 1}}}, {"id": "B"}]
+    first, second = answered(front, "tool_calls", tool_calls=calls)[1]["choices"][0]["message"]["tool_calls"]
+    assert first == {"id": "7", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert second["id"] != "7" and second["function"] == {"name": "g", "arguments": '{"a":1}'}
+
+
+def field_content(front):
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "b"}]
+    for content in (parts, "<think>hm</think>b"):
+        message = answered(front, content=content)[1]["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == ("hm", "b")
+
+
+FIELD_ROWS = {"usage": field_usage, "reasoning_content": field_reasoning, "model": field_model, "finish_reason": field_finish,
+              "tool_calls": field_calls, "content": field_content, "x-request-id": field_request_id}
 
 
 def error_key(front):
