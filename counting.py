@@ -129,12 +129,11 @@ class Tally:
             "cached_tokens": detail(usage, "prompt_tokens_details", "cached_tokens"),
             "reasoning_tokens": detail(usage, "completion_tokens_details", "reasoning_tokens"),
         }
-        if self.most == 0 and found["completion_tokens"] is None:
-            found["completion_tokens"] = 0
         own = {}
         if not found["prompt_tokens"]:  # some engines say 0 while they don't know
             own["prompt_tokens"] = self.prompt()
-        if stream is None and found["completion_tokens"] is None:
+        is_whole = found["completion_tokens"] is not None or self.most == 0 and not own
+        if stream is None and not is_whole:  # the figures of an embedding are its prompt's alone
             own["completion_tokens"] = self.plain(worked)
         if stream is not None and not is_final(stream, found["completion_tokens"]):
             tokens = self.streamed(stream)

@@ -85,7 +85,7 @@ def test_the_prompt_that_the_engine_has_counted():
 
 def test_an_answer_without_tokens():
     """Embeddings have none, and no engine says so."""
-    assert Tally(Meter(), PROMPT, most=0).figures({"prompt_tokens": 3, "total_tokens": 3}) == figures(3, 0)
+    assert Tally(Meter(), PROMPT, most=0).figures({"prompt_tokens": 3, "total_tokens": 3}) == figures(3, None)
     assert Tally(Meter(), PROMPT, most=0).figures(None, worked=60_000) == figures(100, 0, "gateway")
 
 
