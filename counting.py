@@ -166,10 +166,9 @@ class Tally:
 
     def streamed(self, stream):
         """The tokens of an answer as far as a stream has seen it."""
-        told = token_count(stream.usage, "completion_tokens")
-        before = told
+        before = token_count(stream.usage, "completion_tokens")
         since = stream.tokens - stream.tokens_at_usage
-        if not told or stream.finished:  # else its engine tells all along
+        if not before:  # else its engine tells it all along
             before = stream.ends
             since = stream.tokens - stream.ends
         return self.bounded(before + self.meter.streams.estimate(Length(since)))
@@ -221,11 +220,9 @@ def detail(usage, table, name):
 
 def is_final(stream, tokens):
     """Whether `tokens`, the engine's figure or None, counts all that a stream has seen."""
-    if tokens is None:
+    if tokens is None or stream.tokens - stream.tokens_at_usage > stream.ends:
         return False
-    if stream.finished:
-        return tokens > 0 or stream.tokens <= stream.ends
-    return stream.tokens <= stream.tokens_at_usage
+    return tokens > 0 or stream.tokens <= stream.ends
 
 
 # ---- lengths
