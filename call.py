@@ -7,13 +7,9 @@
 import logging
 import random
 import re
-from array import array
-from contextlib import suppress
-from fcntl import ioctl
-from termios import FIONREAD
 from time import monotonic, time
 
-from gevent import get_hub, getcurrent, sleep, socket, spawn
+from gevent import get_hub, getcurrent, sleep, spawn
 from gevent.event import Event
 
 import pump
@@ -24,12 +20,11 @@ from engines.http1 import Silent
 from errors import ClientGone, InternalError, Refusal, ShuttingDown, UpstreamError, UpstreamTimeout
 from store.ledger import Row
 from values import loads
+from watch import ClientWatch
 
 logger = logging.getLogger("sparks")
 MAX_ANSWER = 256 << 20  # bytes of an answer that comes in one piece
-LOOK = 0.25  # seconds between two looks at a socket that has bytes waiting
 STARTED = time() - monotonic()
-ESTABLISHED = 1  # a TCP connection's state, as TCP_INFO gives it
 COUNT_WAIT = 0.5  # seconds for which the first event waits for the count of the prompt
 QUIT_WAIT = 1.0  # seconds that requests have to end when the gateway ends at once
 LEFT = 499  # the status in the ledger of a request whose client went away
@@ -85,42 +80,6 @@ class Gateway:
 
 def restarting():
     return ShuttingDown("the gateway is restarting; send the request again", retry_after=5)
-
-
-class ClientWatch:
-    """Calls `on_gone` in the hub when the client at `sock` has left, whose request is in already.
-
-    A readable socket without bytes means that the client has closed. With bytes it is a pipelined
-    request, which is not ours to read and hides the end behind it: then TCP itself is asked.
-    """
-
-    def __init__(self, sock, on_gone):
-        self.sock = sock
-        self.on_gone = on_gone
-        self.watcher = get_hub().loop.io(sock.fileno(), pump.READABLE)
-        self.watcher.start(self.on_readable)
-
-    def on_readable(self):
-        waiting = array("i", [0])
-        with suppress(OSError):
-            ioctl(self.sock.fileno(), FIONREAD, waiting)
-        self.stop()
-        if waiting[0]:
-            self.watcher = get_hub().loop.timer(LOOK, LOOK)
-            self.watcher.start(self.on_look)
-        else:
-            self.on_gone()
-
-    def on_look(self):
-        if self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != ESTABLISHED:
-            self.stop()
-            self.on_gone()
-
-    def stop(self):
-        if self.watcher:
-            self.watcher.stop()
-            self.watcher.close()
-            self.watcher = None
 
 
 class Call:
@@ -204,10 +163,12 @@ class Call:
     def await_charges(self):
         """Let the key's finished requests be charged, which takes a second at most: its limits
         could not see what they used."""
-        if self.key.limits.count_tokens:
-            for call in list(self.gateway.live):
-                if call.charged and call.key.id == self.key.id:
-                    call.charged.wait(pump.AFTERWORD)
+        if not self.key.limits.count_tokens:
+            return
+        until = self.entered + pump.AFTERWORD
+        for call in list(self.gateway.live):
+            if call.charged and call.key.id == self.key.id:
+                call.charged.wait(max(0, until - monotonic()))
 
     def turn(self, seconds):
         """Whether the slot came within so many seconds.
@@ -266,6 +227,8 @@ class Call:
         stream = self.ask.stream
         attempt(self.unwatch)
         try:
+            if self.finished is None:
+                self.finish()
             if not self.tally.is_counted(stream):
                 pump.hear_out(self.answer, stream, self.finished + pump.AFTERWORD)
         except Exception as error:  # also the gateway's own end
@@ -381,6 +344,12 @@ class Call:
         )
 
     @property
+    def stream_finished(self):
+        """Whether all of a stream has come but what follows the last choice's end."""
+        stream = self.ask and self.ask.stream
+        return bool(stream and stream.closing and not stream.over)
+
+    @property
     def all_said(self):
         """Whether the engine's last word has come, so that its connection may serve again."""
         stream = self.ask and self.ask.stream
@@ -393,7 +362,7 @@ class Call:
     def close(self):
         """The response is over, whatever became of it."""
         try:
-            if self.open and self.finished:
+            if self.open and self.stream_finished:
                 self.hear_out()
         finally:
             self.settle(LEFT, whole=self.all_said)

@@ -129,12 +129,11 @@ class Tally:
             "cached_tokens": detail(usage, "prompt_tokens_details", "cached_tokens"),
             "reasoning_tokens": detail(usage, "completion_tokens_details", "reasoning_tokens"),
         }
-        if self.most == 0 and found["completion_tokens"] is None:
-            found["completion_tokens"] = 0
         own = {}
         if not found["prompt_tokens"]:  # some engines say 0 while they don't know
             own["prompt_tokens"] = self.prompt()
-        if stream is None and found["completion_tokens"] is None:
+        is_whole = found["completion_tokens"] is not None or self.most == 0 and not own
+        if stream is None and not is_whole:  # the figures of an embedding are its prompt's alone
             own["completion_tokens"] = self.plain(worked)
         if stream is not None and not is_final(stream, found["completion_tokens"]):
             tokens = self.streamed(stream)
@@ -167,10 +166,9 @@ class Tally:
 
     def streamed(self, stream):
         """The tokens of an answer as far as a stream has seen it."""
-        told = token_count(stream.usage, "completion_tokens")
-        before = told
+        before = token_count(stream.usage, "completion_tokens")
         since = stream.tokens - stream.tokens_at_usage
-        if not told or stream.finished:  # else its engine tells all along
+        if not before:  # else its engine tells it all along
             before = stream.ends
             since = stream.tokens - stream.ends
         return self.bounded(before + self.meter.streams.estimate(Length(since)))
@@ -222,11 +220,9 @@ def detail(usage, table, name):
 
 def is_final(stream, tokens):
     """Whether `tokens`, the engine's figure or None, counts all that a stream has seen."""
-    if tokens is None:
+    if tokens is None or stream.tokens - stream.tokens_at_usage > stream.ends:
         return False
-    if stream.finished:
-        return tokens > 0 or stream.tokens <= stream.ends
-    return stream.tokens <= stream.tokens_at_usage
+    return tokens > 0 or stream.tokens <= stream.ends
 
 
 # ---- lengths

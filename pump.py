@@ -187,8 +187,8 @@ class Pump:
                 self.said()
 
     def on_afterword(self):
-        """No more is waited for, unless the engine has begun another choice meanwhile."""
-        if self.stream.closing:
+        """No more is waited for, unless the engine was not read or has begun another choice."""
+        if self.stream.closing and not self.left:
             self.end()
 
     def end(self):
@@ -235,8 +235,11 @@ class Pump:
         """The client has taken all: the end, or the engine's next bytes."""
         if self.source_ended:
             self.stop()
-        else:
-            self.reader.start(self.on_engine)
+            return
+        self.reader.start(self.on_engine)
+        if self.afterword is not None:  # the engine was not read for a while
+            self.afterword.stop()
+            self.afterword.start(self.guarded, self.on_afterword)
 
     def on_sweep(self, now):
         """Look for silence: the client's, the engine's, and one that wants a sign of life."""

@@ -29,8 +29,10 @@ USAGE = {"prompt_tokens": 15, "completion_tokens": 9, "total_tokens": 24, "promp
          "completion_tokens_details": {"reasoning_tokens": 4}}
 
 
-def stream(tokens=7, thoughts=3, ends=0, usage=None, at_usage=0):
-    return SimpleNamespace(tokens=tokens, thoughts=thoughts, ends=ends, finished=bool(ends), usage=usage, tokens_at_usage=at_usage)
+def stream(tokens=7, thoughts=3, ends=0, usage=None, at_usage=None):
+    """What of a stream counts; its usage has come after all, unless `at_usage` says otherwise."""
+    at_usage = tokens if at_usage is None else at_usage
+    return SimpleNamespace(tokens=tokens, thoughts=thoughts, ends=ends, usage=usage, tokens_at_usage=at_usage)
 
 
 def figures(prompt, completion, counted=None, cached=None, reasoning=None):
@@ -74,7 +76,7 @@ def test_an_engine_that_tells_all_along():
     tally = Tally(Meter(), PROMPT)
     assert tally.figures(usage, stream(5, 0, usage=usage, at_usage=5)) == figures(15, 20)
     assert tally.figures(usage, stream(8, 0, usage=usage, at_usage=5)) == figures(15, 23, "gateway", reasoning=0)
-    assert tally.figures(usage, stream(9, 0, 1, usage=usage, at_usage=5)) == figures(15, 20)
+    assert tally.figures(usage, stream(9, 0, 1, usage=usage, at_usage=9)) == figures(15, 20)
 
 
 def test_the_prompt_that_the_engine_has_counted():
@@ -85,7 +87,7 @@ def test_the_prompt_that_the_engine_has_counted():
 
 def test_an_answer_without_tokens():
     """Embeddings have none, and no engine says so."""
-    assert Tally(Meter(), PROMPT, most=0).figures({"prompt_tokens": 3, "total_tokens": 3}) == figures(3, 0)
+    assert Tally(Meter(), PROMPT, most=0).figures({"prompt_tokens": 3, "total_tokens": 3}) == figures(3, None)
     assert Tally(Meter(), PROMPT, most=0).figures(None, worked=60_000) == figures(100, 0, "gateway")
 
 

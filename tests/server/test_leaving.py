@@ -369,6 +369,25 @@ def test_figures_that_never_come(one, what):
         wait_until(lambda: len(descriptors(one)) <= before + 1, 3)
 
 
+def test_estimates_go_by_what_the_engine_counted(gateway, engine):
+    """Of prompts and of answers, whose events have four tokens each here; half of an answer is half of its tokens."""
+    front, words = gateway(), ["one two three four "] * 10
+    whole = chat_chunks(words, usage={"prompt_tokens": 3000, "completion_tokens": 41, "total_tokens": 3041})
+    for api in (CHAT, MESSAGES, RESPONSES):
+        engine.play(*whole)
+        send(front, api, True)[0].answer().read_all()
+        engine.play(*whole[:6], Hang())
+        connection, ident = send(front, api, True)
+        events, heard = connection.answer().events(), 0
+        while heard < api.heard(whole[:6]):
+            event = next(events)
+            heard += event.comment is None and event.name != "ping"
+        connection.close()
+        row = row_of(front.db, ident)
+        assert (row["completion_tokens"], row["counted"]) == (20, "gateway")
+        assert row["prompt_tokens"] == (8 if api is MESSAGES else pytest.approx(3000, rel=0.05))    # the engine was asked there
+
+
 def test_a_limit_waits_for_the_figures_of_a_request_that_has_finished(gateway, engine):
     """A client that always leaves at the finish is charged like any other, from the first time on, on each route."""
     front = gateway()
