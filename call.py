@@ -22,7 +22,7 @@ from engines.failures import from_engine
 from engines.http1 import Silent
 from errors import ClientGone, InternalError, Refusal, ShuttingDown, UpstreamError, UpstreamTimeout
 from store.ledger import Row, tokens_used
-from stream import loads
+from values import loads
 
 logger = logging.getLogger("sparks")
 MAX_ANSWER = 256 << 20  # bytes of an answer that comes in one piece

@@ -13,18 +13,10 @@ from dialects.engine import engine_chat
 from dialects.history import Ignored, Past
 from dialects.read import choices_asked, parse, read_stream, typed
 from errors import InvalidRequest, error_body
-from stream import (
-    ChatStream,
-    arguments_text,
-    choices_of,
-    chunks_of,
-    dumps,
-    index_of,
-    object_in,
-    objects_in,
-    read_message,
-    required_choices,
-)
+from mending.answer import choices_of, index_of, read_message, required_choices
+from mending.tool_calls import arguments_text
+from stream import ChatStream, chunks_of
+from values import dumps, object_in, objects_in
 
 # Fields of a message that some engines give as null, which OpenAI's schema forbids.
 NEVER_NULL = ("annotations", "function_call", "audio", "tool_calls")

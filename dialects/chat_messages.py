@@ -11,10 +11,10 @@ from collections import deque
 
 from dialects.engine import as_earlier, fault_of_image
 from dialects.history import as_content
-from dialects.loose import as_dict, as_list
 from dialects.read import mended
 from errors import InvalidRequest
-from stream import NAMES, object_in
+from mending.thinking import NAMES
+from values import as_dict, as_list, object_in
 
 ROLES = {  # a client's -> the engine's
     "developer": "system",

@@ -10,16 +10,9 @@ from dialects import Ask, sampling
 from dialects.engine import model_for, written
 from dialects.read import choices_asked, parse, read_stream, typed, whole_ids
 from errors import InvalidRequest, error_body
-from stream import (
-    CompletionStream,
-    choices_of,
-    chunks_of,
-    data_event,
-    dumps,
-    index_of,
-    read_text,
-    required_choices,
-)
+from mending.answer import choices_of, index_of, read_text, required_choices
+from stream import CompletionStream, chunks_of, data_event
+from values import dumps
 
 PATH = "/v1/completions"
 MAX_TOKENS = 16  # unless the request says more, as OpenAI's

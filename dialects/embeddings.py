@@ -16,7 +16,7 @@ from dialects.completions import are_tokens
 from dialects.engine import model_for, written
 from dialects.read import parse, typed, whole_ids
 from errors import InvalidRequest, UpstreamError, error_body
-from stream import dumps
+from values import dumps
 
 PATH = "/v1/embeddings"
 FORMATS = ("float", "base64")

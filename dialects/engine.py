@@ -8,7 +8,8 @@ import reasoning
 from dialects import Ask, Earlier, sampling
 from dialects.read import too_deep
 from errors import InvalidRequest
-from stream import dumps, set_reasoning
+from mending.thinking import set_reasoning
+from values import dumps
 
 CHAT = "/v1/chat/completions"
 IMAGE = "a data URL (data:image/png;base64,...)"

@@ -7,8 +7,7 @@ model is left out, and named in the response's header x-sparks-ignored.
 
 import re
 
-from dialects.loose import as_dict, as_list
-from stream import dumps
+from values import as_dict, as_list, dumps
 
 # Of what was left out: how many are named, in how many bytes.
 MOST_NAMED = 20

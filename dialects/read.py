@@ -7,7 +7,7 @@ from contextlib import suppress
 import orjson
 
 from errors import InvalidRequest
-from stream import dumps, loads
+from values import dumps, loads
 
 LIMIT = 1 << 53  # from here on JSON's numbers are not exact
 # Fields of all APIs and engines that hold a whole number. Clients in languages that know one type

@@ -13,7 +13,7 @@ from front.edge import check_edge, check_key, knows_edge, preflight_headers, res
 from front.routes import ROUTES, existing
 from pages import help
 from store import ledger
-from stream import dumps
+from values import dumps
 
 MOST_MODELS = 1000  # on one page of the list
 CONTEXT_NAMES = ("max_model_len", "context_length", "context_window", "max_input_tokens")

@@ -43,14 +43,14 @@ PROBLEMS = {  # of malformed HTTP in words; the exception's name if not here
 
 class Idle(gevent.Timeout):
     """The time between two requests of a connection: `keepalive` seconds at most, and none once the
-    worker is to end."""
+    drain is over. While it lasts, the next request is told of the end."""
 
     def __init__(self, worker):
         super().__init__(worker.cfg.keepalive, False)
         self.worker = worker
 
     def __enter__(self):
-        if not self.worker.alive:
+        if self.worker.drained:
             raise StopIteration
         self.worker.idle.add(getcurrent())
         return super().__enter__()
@@ -81,6 +81,7 @@ class Worker(GeventWorker):
     """
 
     service = None  # until it is made
+    drained = False  # it is to end, and what was open has ended
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -140,6 +141,7 @@ class Worker(GeventWorker):
         while self.alive:
             gevent.sleep(LOOK)
         self.service.drain()
+        self.drained = True
         for greenlet in list(self.idle):
             gevent.get_hub().loop.run_callback(greenlet.throw, StopIteration())
 

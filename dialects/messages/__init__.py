@@ -12,7 +12,6 @@ import reasoning
 from dialects.chat import collected
 from dialects.engine import engine_chat, with_count
 from dialects.history import Ignored, Past
-from dialects.loose import as_dict
 from dialects.messages.conversation import read_conversation
 from dialects.messages.errors import invalid, refusal
 from dialects.messages.events import MessageStream
@@ -21,7 +20,8 @@ from dialects.messages.tools import read_tools
 from dialects.messages.usage import UNKNOWN, usage_of
 from dialects.read import parse, typed, whole
 from errors import InvalidRequest
-from stream import dumps, read_message, required_choices
+from mending.answer import read_message, required_choices
+from values import as_dict, dumps
 
 __all__ = ["read", "write", "refusal"]
 

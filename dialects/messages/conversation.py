@@ -16,12 +16,12 @@ import re
 
 from dialects.engine import as_earlier, fault_of_image
 from dialects.history import as_content, document_texts, type_of
-from dialects.loose import as_dict, as_list
 from dialects.messages import ids
 from dialects.messages.errors import invalid
 from dialects.messages.tools import SEARCHED, found_by
 from dialects.read import mended
 from errors import InvalidRequest
+from values import as_dict, as_list
 
 logger = logging.getLogger("sparks")
 # The effort tables (reasoning.TABLES) whose templates take a system message anywhere.

@@ -8,7 +8,7 @@ from dialects.engine import count_only
 from dialects.history import Ignored
 from dialects.messages import read_prompt, refusal
 from dialects.read import parse
-from stream import dumps
+from values import dumps
 
 __all__ = ["read", "write", "refusal"]
 

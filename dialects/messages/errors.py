@@ -5,7 +5,7 @@ Source: Anthropic's reference of errors; what Claude Code looks for in an error'
 
 from engines.kinds import lengths_of
 from errors import InvalidRequest
-from stream import dumps
+from values import dumps
 
 # error.type by status; of the others a 4xx is an invalid_request_error, a 5xx an api_error
 TYPES = {

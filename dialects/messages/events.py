@@ -18,7 +18,9 @@ from dialects.messages.errors import refusal
 from dialects.messages.message import NULLS, message_id, stop_of
 from dialects.messages.tool_calls import ToolCall
 from dialects.messages.usage import UNKNOWN, UNKNOWN_IN_DELTA, usage_of
-from stream import BLANK, CUT, PieceStream, as_id, dumps
+from mending.answer import CUT
+from stream import BLANK, PieceStream
+from values import as_id, dumps
 
 logger = logging.getLogger("sparks")
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'

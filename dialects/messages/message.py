@@ -7,7 +7,8 @@ import logging
 
 from dialects.messages import ids
 from dialects.read import mended
-from stream import CUT, as_id, check_finish, loads, objects_in
+from mending.answer import CUT, check_finish
+from values import as_id, loads, objects_in
 
 logger = logging.getLogger("sparks")
 REASONS = {"length": "max_tokens", "content_filter": "refusal"}  # by finish_reason
@@ -43,7 +44,7 @@ def stop_of(choice, calls_tool, declines):
 
 
 def content_blocks(message, thinks, finish):
-    """The content blocks of a plain completion's message, which stream.read_message has mended.
+    """The content blocks of a plain completion's message, which mending/answer.py has mended.
 
     thinks  whether the client wants the reasoning
     finish  the finish_reason

@@ -4,7 +4,7 @@ Source: what the accumulators of Anthropic's SDKs insist on.
 """
 
 from dialects.read import mended
-from stream import ObjectEnd
+from mending.tool_calls import ObjectEnd
 
 
 class ToolCall:

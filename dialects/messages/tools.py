@@ -4,11 +4,11 @@ Source: Anthropic's reference of POST /v1/messages, `tools` and `tool_choice`.
 """
 
 from dialects.history import as_content
-from dialects.loose import as_dict, as_list
 from dialects.messages.errors import invalid
 from dialects.messages.schema import inlined
 from dialects.read import typed
 from errors import InvalidRequest
+from values import as_dict, as_list
 
 # The effort tables (reasoning.TABLES) whose templates render a schema's fields, and know no $ref.
 BARE_SCHEMAS = ("qwen", "gpt-oss")

@@ -3,7 +3,7 @@
 Source: Anthropic's reference of POST /v1/messages, `usage`.
 """
 
-from dialects.loose import as_dict, figure
+from values import as_dict, figure
 
 # What the reference always has, and has as null where nothing is known: of a message's usage, and
 # of a message_delta's.

@@ -19,7 +19,7 @@ from dialects.responses.fields import chat_fields, read_include, read_reasoning
 from dialects.responses.input import messages_of
 from dialects.responses.tools import Toolbox
 from errors import InvalidRequest, error_body
-from stream import dumps
+from values import dumps
 
 NOT_KEPT = (
     "nothing is stored here, so an answer cannot be built on an earlier one; "

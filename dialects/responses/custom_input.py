@@ -5,7 +5,7 @@ The engine knows such a tool as a function with one string, and gives {"input": 
 
 import re
 
-from stream import loads
+from values import loads
 
 HEX = "[0-9a-fA-F]"
 # The two escapes of a character outside the basic plane: a high surrogate and a low one.

@@ -6,7 +6,7 @@ Source: OpenAI's published schema (github.com/openai/openai-openapi), Response.
 from dialects.read import typed
 from dialects.responses.fields import one_of, read_schema, read_whole
 from errors import InvalidRequest
-from stream import dumps
+from values import dumps
 
 WORDS = {
     "service_tier": ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast"),

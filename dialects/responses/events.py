@@ -9,7 +9,6 @@ Response.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from dialects.loose import as_dict
 from dialects.responses.items import (
     CustomToolCall,
     EventWriter,
@@ -21,7 +20,9 @@ from dialects.responses.items import (
 )
 from dialects.responses.tools import ClientTool
 from dialects.responses.usage import usage_of
-from stream import BLANK, PieceStream, check_finish, dumps, objects_in
+from mending.answer import check_finish
+from stream import BLANK, PieceStream
+from values import as_dict, dumps, objects_in
 
 # finish_reason -> why a Response is incomplete
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}

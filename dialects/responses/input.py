@@ -11,11 +11,10 @@ import re
 
 from dialects.engine import as_earlier, fault_of_image
 from dialects.history import LONGEST, UNTYPED, Past, as_content, in_json, message_of
-from dialects.loose import as_dict
 from dialects.read import mended, typed
 from dialects.responses.tools import BRINGS_TOOLS, ClientTool, full_name
 from errors import InvalidRequest
-from stream import dumps
+from values import as_dict, dumps
 
 MESSAGE = ("message", "")  # types of an item that is one
 ROLES = ("user", "assistant", "system", "developer")

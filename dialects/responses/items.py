@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from dialects.responses.custom_input import CustomInput, input_of
 from dialects.responses.logprobs import logprobs_of
-from stream import dumps, loads
+from values import dumps, loads
 
 
 class TextEvents(NamedTuple):

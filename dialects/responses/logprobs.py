@@ -3,8 +3,7 @@
 Source: OpenAI's published schema (github.com/openai/openai-openapi), LogProb.
 """
 
-from dialects.loose import as_list
-from stream import objects_in
+from values import as_list, objects_in
 
 UNLIKELY = -9999.0  # OpenAI's logprob for what is hardly possible: JSON has no infinity
 

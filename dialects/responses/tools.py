@@ -6,8 +6,8 @@ Source: OpenAI's published schema (github.com/openai/openai-openapi), Tool and t
 import re
 from typing import NamedTuple
 
-from dialects.loose import as_dict, as_list
 from errors import InvalidRequest
+from values import as_dict, as_list
 
 CALLABLE = ("function", "custom")
 BRINGS_TOOLS = ("additional_tools", "tool_search_output")  # items of the input

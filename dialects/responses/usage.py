@@ -3,7 +3,7 @@
 Source: OpenAI's published schema (github.com/openai/openai-openapi), ResponseUsage.
 """
 
-from dialects.loose import as_dict, figure
+from values import as_dict, figure
 
 
 def usage_of(usage, tokens, thoughts):

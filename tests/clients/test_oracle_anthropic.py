@@ -265,4 +265,4 @@ def test_client_that_leaves(shared, client):
     shared.engine.play(Head(), *pieces[:2], *[step for _ in range(200) for step in (Pause(0.05), pieces[1])])
     with client.messages.stream(**asked()) as stream:
         next(iter(stream.text_stream))
-    assert shared.engine.wait_for(1)[0].gone.wait(2)
+    assert shared.engine.wait_for(1)[0].gone.wait(10)

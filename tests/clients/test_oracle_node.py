@@ -149,7 +149,7 @@ def test_client_that_leaves(shared, ask):
     pieces = chat_chunks(["a"] * 3)
     shared.engine.play(Head(), *pieces[:2], *[step for _ in range(200) for step in (Pause(0.05), pieces[1])])
     assert ask("leave") == {"result": {}}
-    assert shared.engine.wait_for(1)[0].gone.wait(2)
+    assert shared.engine.wait_for(1)[0].gone.wait(10)
 
 
 def test_models(ask):

@@ -13,7 +13,7 @@ WIDTH, LINES, SHORT = 100, 45, 10                   # columns; lines of a functi
 CONDITIONALS, TUPLES = 2, 1                         # at most, for each 100 lines of code
 
 PRODUCT_NOT = ("tests", "bench", "node_modules", "build", "dist")
-PURE_FILES = ["stream.py", "admission.py", "reasoning.py", "errors.py", "dialects/**/*.py"]
+PURE_FILES = ["stream.py", "admission.py", "reasoning.py", "errors.py", "values.py", "mending/*.py", "dialects/**/*.py"]
 ACTS = {"gevent", "socket", "ssl", "select", "selectors", "time", "threading", "subprocess", "asyncio", "requests",
         "urllib3", "random", "secrets"}
 HEAVY = {"gevent", "requests", "urllib3", "gunicorn", "flask", "peewee"}
@@ -124,7 +124,9 @@ ARROWS = {
     "errors": set(),
     "settings": {"reasoning"},
     "reasoning": set(),
-    "stream": {"engines.kinds", "engines.failures"},
+    "values": set(),
+    "mending": {"values", "engines.kinds"},
+    "stream": {"mending", "values", "engines.kinds", "engines.failures"},
     "admission": set(),
     "loop": set(),
     "tcp": set(),
@@ -135,10 +137,10 @@ ARROWS = {
     "engines": {"loop", "tcp"},
     "engines.local": {"engines"},
     "keys": {"store", "admission", "reasoning"},
-    "call": {"pump", "engines", "admission", "store", "stream"},
-    "dialects": {"stream", "reasoning", "engines.kinds"},
+    "call": {"pump", "engines", "admission", "store", "stream", "values"},
+    "dialects": {"stream", "mending", "values", "reasoning", "engines.kinds"},
     "pages": {"reasoning", "front.routes"},
-    "front": {"call", "dialects", "pages", "store", "stream", "loop", "tcp"},
+    "front": {"call", "dialects", "pages", "store", "values", "loop", "tcp"},
     "sparks": {"front", "engines", "engines.local", "store", "call", "keys", "admission", "log", "metrics"},
 }
 FREE = {"errors", "settings"}

@@ -11,6 +11,8 @@ from dialects.messages import ids
 from dialects.read import mended
 from dialects.responses import Responses
 from errors import Refusal
+from mending.answer import CALL_IN_REASONING, NO_CALL, ONLY_REASONING, UNKNOWN_FINISH
+from mending.tool_calls import NO_NAME, NO_OBJECT, SAME_ID
 from support.cuts import cuts, pieces
 from support.dialect_tables import Fleet
 from support.engine import sse
@@ -234,7 +236,7 @@ def test_two_calls_of_one_id_in_a_whole_answer():
     for way, (said, odd) in every_way(given, streamed_of({"tool_calls": [{"index": at, **call} for at, call in enumerate(calls)]},
                                                          finish="tool_calls"), lambda data: [data]).items():
         assert reading(said)[2] == [("A", "ping", {"x": 1}), ("call_c1_1", "pong", {"y": 2})], way
-        assert odd == {stream.SAME_ID}, way
+        assert odd == {SAME_ID}, way
 
 
 @pytest.mark.parametrize("finish", ["abort", "error"])
@@ -293,18 +295,18 @@ def test_reasoning_alone_is_the_text_for_a_client_that_wants_none():
     request = {"messages": HELLO, "max_tokens": 100}
     one = messages.read(json.dumps(request).encode(), Fleet())
     said = message_said(json.loads(messages.write(whole_of(content="", reasoning="Paris."), one)[0]))
-    assert (said[0], said[3], one.oddities) == ("Paris.", "end_turn", {stream.ONLY_REASONING})
+    assert (said[0], said[3], one.oddities) == ("Paris.", "end_turn", {ONLY_REASONING})
     one = messages.read(json.dumps({**request, "stream": True}).encode(), Fleet()).stream
     out = one.feed(streamed_of({"role": "assistant", "content": ""}, {"reasoning": "Par"}, {"reasoning": "is."})) + one.end()
     said = message_streamed(out)
-    assert (said[0], said[3], one.oddities) == ("Paris.", "end_turn", {stream.ONLY_REASONING})
+    assert (said[0], said[3], one.oddities) == ("Paris.", "end_turn", {ONLY_REASONING})
 
 
 ODD = [
-    ({"reasoning": "hm"}, "stop", stream.ONLY_REASONING), ({"reasoning": "a <tool_call> b", "content": "c"}, "stop", stream.CALL_IN_REASONING),
-    ({"content": "a"}, "tool_calls", stream.NO_CALL), ({"content": "a"}, "eos", stream.UNKNOWN_FINISH),
-    ({"content": "a", "tool_calls": [{"index": 0, "id": "A", "function": {"arguments": "{}"}}]}, "stop", stream.NO_NAME),
-    ({"tool_calls": [{"index": 0, **call_of("f", "A", "no")}]}, "stop", stream.NO_OBJECT),
+    ({"reasoning": "hm"}, "stop", ONLY_REASONING), ({"reasoning": "a <tool_call> b", "content": "c"}, "stop", CALL_IN_REASONING),
+    ({"content": "a"}, "tool_calls", NO_CALL), ({"content": "a"}, "eos", UNKNOWN_FINISH),
+    ({"content": "a", "tool_calls": [{"index": 0, "id": "A", "function": {"arguments": "{}"}}]}, "stop", NO_NAME),
+    ({"tool_calls": [{"index": 0, **call_of("f", "A", "no")}]}, "stop", NO_OBJECT),
 ]
 
 
@@ -320,7 +322,7 @@ def test_a_tag_in_reasoning_may_come_in_pieces():
     one = asked("chat", streams=True)[1].stream
     for event in streamed_of(*({"reasoning": part} for part in ("a", "<tool", "_call", ">", "b")), {"content": "c"}).split(b"\n\n"):
         one.feed(event + b"\n\n")
-    assert one.oddities == {stream.CALL_IN_REASONING}
+    assert one.oddities == {CALL_IN_REASONING}
 
 
 @pytest.mark.parametrize("ident", ["functions.get_weather:0", "a b", "é", "toolu_64_x", "\ud83d", "a" * 500 + "!"])

@@ -8,20 +8,13 @@ import pytest
 from hypothesis import strategies as st
 
 from errors import Refusal, UpstreamError, UpstreamTimeout
+from mending.thinking import LeakedThinking, split_thinking
 from reasoning import FIELDS
-from stream import (
-    ChatStream,
-    CompletionStream,
-    Events,
-    LeakedThinking,
-    data_of,
-    dumps,
-    loads,
-    split_thinking,
-)
+from stream import ChatStream, CompletionStream, Events, data_of
 from support import SUPPORT
 from support.cuts import cuts, however_cut, pieces
 from support.engine import compact
+from values import dumps, loads
 
 WIRE = SUPPORT / "wire"
 BOTH, REASONING, CONTENT = FIELDS["both"], FIELDS["reasoning"], FIELDS["reasoning_content"]

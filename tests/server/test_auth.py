@@ -209,7 +209,7 @@ def test_keys_are_read_while_somebody_writes(shared):
         began = time.monotonic()
         assert shared.client().get("/v1/models").status == 200
         assert refused(shared.client(key="wrong").get("/v1/models"))
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 3
     finally:
         writer.close()
 

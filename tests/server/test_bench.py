@@ -77,7 +77,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
         time.sleep(0.05)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert "stopped" in err and "Traceback" not in err
     wait_until(lambda: not processes_of(tmp_path), 5)   # one that a start had just begun ends by itself
     assert files_of(tmp_path) == ["numbers.json"]
@@ -93,4 +93,4 @@ def test_without_a_compiler_there_is_still_memory(tmp_path):
 @pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--rounds", "x"], ["more"]])
 def test_wrong_arguments_are_told(tmp_path, arguments):
     process = bench(tmp_path, *arguments)
-    assert "./run.sh bench: error: " in process.communicate(timeout=20)[1] and process.returncode == 2
+    assert "./run.sh bench: error: " in process.communicate(timeout=60)[1] and process.returncode == 2

@@ -359,7 +359,7 @@ def test_a_head_that_drips_is_silence(gateway, engine, drip, streams):
         assert failure(answer)[0]["code"] == "upstream_timeout" and answer.status == 200
     else:
         assert answer.status == 504
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
 
 
 def test_a_stream_is_kept_alive_while_its_body_goes_to_the_engine(gateway, engine):
@@ -388,7 +388,7 @@ def test_client_leaves_a_stream(shared, phase, leave):
         connection.answer()
     left = time.monotonic()
     getattr(connection, leave)()
-    assert request.gone.wait(1) and time.monotonic() - left < 1
+    assert request.gone.wait(10) and time.monotonic() - left < 5
 
 
 @pytest.mark.parametrize("leave", ["close", "reset", "half_close"])

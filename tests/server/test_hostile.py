@@ -386,7 +386,7 @@ def test_length_beyond_the_limit_is_refused_unread(small, subtests):
             began = time.monotonic()
             answer = connection.answer()
             refused(answer, 413, code="request_too_large")
-            assert time.monotonic() - began < 1 and answer.headers["connection"] == "close"
+            assert time.monotonic() - began < 4 and answer.headers["connection"] == "close"
             connection.half_close()
             assert connection.ended(5)
 

@@ -410,7 +410,7 @@ def test_an_answer_that_was_not_whole_closes_its_connection(engine, pool):
     assert answer.read(5) == EVENT
     answer.close()
     answer.close(whole=True)                        # closing again changes nothing
-    assert pool.idle == [] and engine.requests[0].gone.wait(2)
+    assert pool.idle == [] and engine.requests[0].gone.wait(10)
 
 
 def test_closing_before_the_head(engine, pool):
@@ -418,7 +418,7 @@ def test_closing_before_the_head(engine, pool):
     answer = pool.post("/v1/x", [b"{}"], {})
     engine.wait_for(1)
     answer.close(whole=True)
-    assert pool.idle == [] and engine.requests[0].gone.wait(2)
+    assert pool.idle == [] and engine.requests[0].gone.wait(10)
 
 
 def test_the_end_that_comes_after_the_answer_was_given_back(engine, pool):
@@ -430,7 +430,7 @@ def test_the_end_that_comes_after_the_answer_was_given_back(engine, pool):
     assert first.read(5) == EVENT
     first.close(whole=True)
     ready.set()
-    assert engine.requests[0].finished.wait(2)
+    assert engine.requests[0].finished.wait(10)
     assert pool.post("/v1/x", [b"{}"], {}).all(5, 1000) == b"{}"
     assert [request.connection for request in engine.requests] == [1, 1]
 

@@ -429,7 +429,7 @@ def test_file_that_is_locked_for_a_moment(run, db):
             process.wait(1)
     finally:
         writer.close()
-    assert KEY.fullmatch(process.communicate(timeout=20)[0].decode().strip())
+    assert KEY.fullmatch(process.communicate(timeout=60)[0].decode().strip())
 
 
 def test_a_full_disk_is_one_line(tmp_path):

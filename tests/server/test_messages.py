@@ -288,7 +288,7 @@ def test_a_slow_count_holds_up_nothing(shared):
     shared.engine.routes["/tokenize"] = [Hang()]
     began = time.monotonic()
     found = transcript(post(shared, stream=True).read_all())
-    assert time.monotonic() - began < 3 and found[0][0] == "start" and 10 < found[0][1] < 100 and found[-1] == ("end",)
+    assert time.monotonic() - began < 4 and found[0][0] == "start" and 10 < found[0][1] < 100 and found[-1] == ("end",)
 
 
 @pytest.mark.timeout(60)

@@ -247,7 +247,7 @@ def test_two_failed_probes_in_a_row_put_an_engine_off(engine, probed, name):
         engine.on(path, steps)
         begun = time.monotonic()
         probed.probe()
-        assert probed.served and time.monotonic() - begun < 1
+        assert probed.served and time.monotonic() - begun < 3
         del engine.routes[path]
         probed.probe()                              # the next one is well: it is as if nothing had been
     engine.on(path, steps)
@@ -669,7 +669,7 @@ def test_an_engine_that_does_not_answer_holds_up_no_other(gateway, both):
     front = gateway(upstream(both), wait="alive")
     until(front, [OWN], 2)
     begun = time.monotonic()
-    assert ask(front).status == 200 and time.monotonic() - begun < 1
+    assert ask(front).status == 200 and time.monotonic() - begun < 4
     assert embed(front, "minilm").status == 404     # unknown until it answers
     first.stop()
     until(front, [], 2)

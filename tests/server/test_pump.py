@@ -104,7 +104,7 @@ def test_a_reader_of_single_bytes(one):
     for _ in range(50):
         got += slow.connection.sock.recv(1)
         time.sleep(0.01)
-    assert list(other.events())[-1].data == "[DONE]" and time.monotonic() - began < 3
+    assert list(other.events())[-1].data == "[DONE]" and time.monotonic() - began < 10
     assert resident(one) - before < 4 << 20             # of the 8 MB that the engine has for it
     slow.connection.buffer += got
     assert sum(event.data.count("wwww") == 1000 for event in slow.events() if event.data) == 2000

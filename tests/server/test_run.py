@@ -146,7 +146,7 @@ def test_the_first_start_sets_up_and_the_next_is_quick_and_quiet(tree):
 
     before = time.monotonic()
     code, out, err = tree.run("keys", "list")
-    assert time.monotonic() - before < 1
+    assert time.monotonic() - before < 5
     assert (code, out.split()[1:], err) == (0, ["keys.py", "list"], "")
     assert tree.done() == []
 

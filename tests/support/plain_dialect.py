@@ -14,7 +14,8 @@ if __name__ == "__main__":
 
 from dialects import chat  # noqa: E402
 from errors import error_body  # noqa: E402
-from stream import PieceStream, dumps  # noqa: E402
+from stream import PieceStream  # noqa: E402
+from values import dumps  # noqa: E402
 
 write, refusal = chat.write, chat.refusal
 

@@ -15,6 +15,7 @@ from support import ROOT
 FIRST_PORT, PORTS_EACH = 20_000, 1_000
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 TURNS = count(os.getpid() * 37)                     # two runs on one machine begin at different places
+PATIENCE = 3                                        # a machine with much else to do takes so many times as long
 CLAIMS = {}                                         # port -> the socket that claims it for this process
 
 
@@ -60,8 +61,8 @@ def is_free(port):
 
 
 def wait_until(true, seconds, process=None, what="something"):
-    """Until true() is; fails when the time is up or the process has ended."""
-    end = time.monotonic() + seconds
+    """Until true() is; fails when the time, as it takes on an idle machine, is long up or the process has ended."""
+    end = time.monotonic() + seconds * PATIENCE
     while not true():
         if process is not None and process.poll() is not None:
             raise AssertionError(f"{what}: the process ended with {process.returncode}")
@@ -102,7 +103,7 @@ def kill(process):
     """SIGKILL for the process and its children: it leads a group of its own."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(5)
+        process.wait(30)
 
 
 def children(pid):

@@ -1,0 +1,107 @@
+"""What ends an answer, what is odd about it, and answers that come whole."""
+
+from engines.kinds import GIVEN_UP
+from errors import UpstreamError
+from mending.thinking import NAMES, set_reasoning, split_thinking
+from mending.tool_calls import ToolCalls
+from values import object_in, objects_in
+
+CALL_TAG = b"<tool_call>"  # how several models write a call, which an engine's parser takes out
+ABANDONED = "the engine gave this answer up; send the request again"
+BROKE_OFF = "the engine broke off before the answer was finished; send the request again"
+FINISHES = ("stop", "length", "tool_calls", "content_filter", "function_call")
+CUT = ("length", "content_filter")  # the finish_reasons of an answer that is not all there
+
+# What is odd about an answer, and worth counting: Ask.oddities, sparks_oddities_total{kind}. Others
+# are in mending/tool_calls.py.
+ONLY_REASONING = "only_reasoning"
+CALL_IN_REASONING = "call_in_reasoning"
+NO_CALL = "finish_without_call"
+UNKNOWN_FINISH = "unknown_finish"
+
+
+def check_finish(reason):
+    """Raises UpstreamError where a finish_reason says that the answer is not whole."""
+    if not reason:
+        raise UpstreamError(BROKE_OFF)
+    if reason in GIVEN_UP:
+        raise UpstreamError(ABANDONED)
+
+
+def note_end(reason, calls, only_thought, oddities):
+    """Note what is odd about the end of a choice.
+
+    reason         its finish_reason
+    calls          its ToolCalls
+    only_thought   whether it has said reasoning, and nothing else
+    oddities       a set, to which that is added
+    """
+    if reason and reason not in FINISHES:
+        oddities.add(UNKNOWN_FINISH)
+    if reason == "tool_calls" and not calls.begun:
+        oddities.add(NO_CALL)
+    if only_thought and not calls.begun and reason and reason not in CUT:
+        oddities.add(ONLY_REASONING)
+
+
+def read_message(choice, completion_id, names, oddities):
+    """Mend a choice of a plain completion as a stream does one, in place. Of a whole message more
+    is known: each of its tool calls is one of its own, and its thinking may have lost its opening
+    tag. Raises UpstreamError where it is no answer.
+
+    names      those under which the client gets the reasoning
+    oddities   a set, to which what is odd is added
+    """
+    reason = choice.get("finish_reason")
+    if reason:
+        check_finish(reason)
+    message = object_in(choice, "message")
+    content = message.get("content")
+    thought = ""
+    if isinstance(content, str):
+        thought, rest = split_thinking(content, any(message.get(name) for name in NAMES))
+        if rest != content:
+            message["content"] = rest
+    set_reasoning(message, names, thought)
+    calls = ToolCalls(oddities, [])
+    if message.get("tool_calls"):
+        given = objects_in(message, "tool_calls")
+        message["tool_calls"] = calls.whole(given, completion_id or "0", reason in CUT)
+        if not message["tool_calls"]:
+            del message["tool_calls"]
+    thoughts = [message[name] for name in names if message.get(name)]
+    if thoughts and CALL_TAG.decode() in thoughts[0]:
+        oddities.add(CALL_IN_REASONING)
+    texts = (message.get("content"), message.get("refusal"))
+    spoke = any(isinstance(text, str) and text.strip() for text in texts)
+    note_end(reason, calls, bool("".join(thoughts).strip()) and not spoke, oddities)
+    if calls.cut_short and reason and reason not in CUT:
+        choice["finish_reason"] = "length"
+
+
+def read_text(choice, oddities):
+    """Mend a choice of a plain text completion. Raises UpstreamError where it is no answer."""
+    reason = choice.get("finish_reason")
+    if reason:
+        check_finish(reason)
+    note_end(reason, ToolCalls(oddities, []), False, oddities)
+    if not isinstance(choice.get("text"), str):
+        choice["text"] = ""
+
+
+def index_of(choice):
+    """The index of a choice; 0 where it has none."""
+    return choice["index"] if isinstance(choice.get("index"), int) else 0
+
+
+def choices_of(answer):
+    """The choices (dicts) of a chunk or a completion."""
+    return objects_in(answer, "choices")
+
+
+def required_choices(completion):
+    """The choices of a plain completion. Raises UpstreamError where it has none."""
+    choices = choices_of(completion)
+    if not choices:
+        raise UpstreamError("the engine's answer holds no completion; send the request again")
+    return choices

@@ -1,0 +1,110 @@
+"""Reasoning that an engine's parser has missed, and the names of the field for it."""
+
+OPEN = "<think>"
+CLOSE = "</think>"
+NAMES = ("reasoning", "reasoning_content")  # of the reasoning's field; engines use either
+
+
+class LeakedThinking:
+    """The start of a choice's content, where `<think>…</think>` stands if the engine's parser has
+    missed it. Such a tag anywhere else is a quotation.
+
+    feed, flush   return (reasoning, content)
+    past_tags     all that follows is content: it needn't be fed
+    held          a text that waits because it could become a tag
+    """
+
+    def __init__(self):
+        self.state = "start"  # then "thinking", "closed", "content"; from "start" also "content"
+        self.held = ""
+
+    @property
+    def past_tags(self):
+        return self.state == "content"
+
+    def feed(self, text):
+        """The reasoning and the content in one more piece of text. One piece may pass through
+        several states."""
+        text = self.held + text
+        self.held = ""
+        reasoning = ""
+        if self.state == "start":
+            text = self.after_opening(text)
+        if self.state == "thinking":
+            reasoning, text = self.around_closing(text)
+        if self.state == "closed":  # models put line ends between the tag and the answer
+            text = text.lstrip()
+            if text:
+                self.state = "content"
+        return reasoning, text
+
+    def flush(self):
+        """What was held back because it could have become a tag."""
+        text = self.held
+        self.held = ""
+        if self.state == "thinking":
+            return text, ""
+        return "", text
+
+    def after_opening(self, text):
+        """What follows the opening tag, or all of the text where there is none."""
+        bare = text.lstrip()
+        if bare.startswith(OPEN):
+            self.state = "thinking"
+            return bare[len(OPEN) :]
+        if OPEN.startswith(bare):
+            self.held = text
+            return ""
+        self.state = "content"
+        return text
+
+    def around_closing(self, text):
+        """(the text before the closing tag, the text after it)."""
+        before, tag, after = text.partition(CLOSE)
+        if tag:
+            self.state = "closed"
+            return before, after
+        whole = len(text) - overlap(text, CLOSE)
+        self.held = text[whole:]
+        return text[:whole], ""
+
+
+def overlap(text, tag):
+    """How many characters at the end of `text` could be the beginning of `tag`."""
+    for length in range(min(len(text), len(tag) - 1), 0, -1):
+        if text.endswith(tag[:length]):
+            return length
+    return 0
+
+
+def split_thinking(content, thought=False):
+    """(reasoning, content) of a whole message. Its thinking may also have lost the opening tag,
+    unless the engine has found some (`thought`)."""
+    leak = LeakedThinking()
+    reasoning, rest = leak.feed(content)
+    last_reasoning, last_rest = leak.flush()
+    reasoning += last_reasoning
+    rest += last_rest
+    if not thought and not reasoning and leak.past_tags and rest == content:
+        before, tag, after = content.partition(CLOSE)
+        quoted = before.endswith(("`", "'", '"'))
+        if tag and OPEN not in before and not quoted:
+            return before.strip(), after.lstrip()
+    return reasoning.strip(), rest
+
+
+def set_reasoning(message, names, extra=""):
+    """Give a message or a delta its reasoning under `names` alone, `extra` added to it. Returns
+    whether anything changed."""
+    had = {name: message[name] for name in NAMES if name in message}
+    if not had and not extra:
+        return False
+    texts = [text for text in had.values() if isinstance(text, str) and text]
+    text = "".join(texts[:1]) + extra
+    wanted = {name: text for name in names if text}
+    if had == wanted:
+        return False
+    for name in had:
+        del message[name]
+    message.update(wanted)
+    return True
