@@ -12,7 +12,7 @@ from support.engine import Json, completion
 from support.plausible import text_of
 from support.processes import clean_environment
 
-pytestmark = pytest.mark.conformance
+pytestmark = [pytest.mark.conformance, pytest.mark.timeout(1800)]          # the installation counts too
 # What is scored by its calls alone. Others want the internet, or a model that goes on by itself.
 CATEGORIES = ["simple_python", "multiple", "parallel", "parallel_multiple", "irrelevance", "live_simple", "live_parallel",
               "live_parallel_multiple"]
@@ -60,7 +60,6 @@ def knowing(answers):
     return answer
 
 
-@pytest.mark.timeout(900)
 def test_bfcl(suite, gateway, engine, judge, tmp_path):
     commands = suite("bfcl")
     data, = commands.parent.glob("lib/python*/site-packages/bfcl_eval/data")

@@ -13,7 +13,7 @@ from support.gateway import WITH_VECTORS
 from support.plausible import plausible
 from support.processes import clean_environment
 
-pytestmark = pytest.mark.conformance
+pytestmark = [pytest.mark.conformance, pytest.mark.timeout(1800)]          # the installation counts too
 # path -> the schemas of its request and of its answer, and what a good request must have here: else nearly all that is
 # made up is refused before it gets anywhere
 STREAMED = {"dependentSchemas": {"stream_options": {"required": ["stream"], "properties": {"stream": {"const": True}}}}}
@@ -63,7 +63,6 @@ def holds(kind, schema):
     return {kind: {"schema": schema}}
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", [*ROUTES, "/v1/messages", "/v1/messages/count_tokens"])
 def test_schemathesis(suite, gateway, engine, judge, path, tmp_path):
     engine.embeds = path == "/v1/embeddings"
