@@ -1,5 +1,6 @@
 """One answer of an engine, whole and in chunks cut anywhere, through every dialect, plain and streamed: the same."""
 import json
+import time
 
 import hypothesis
 import jiter
@@ -13,9 +14,10 @@ from dialects.read import mended
 from dialects.responses import Responses
 from errors import Refusal
 from mending.answer import CALL_IN_REASONING, NO_CALL, ONLY_REASONING, UNKNOWN_FINISH
+from mending.arguments import ObjectText, whole_values
 from mending.tool_calls import NO_NAME, NO_OBJECT, SAME_ID
 from support.cuts import cuts, pieces
-from support.dialect_tables import Fleet
+from support.dialect_tables import JSON, Fleet
 from support.engine import sse
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -381,6 +383,38 @@ def test_a_text_is_read_once(answer, data):
         found.append((attempted(text_of_stream, out, one), one.oddities))
     said, odd = found[0]
     assert all(other == said and (isinstance(said, str) or odd == other_odd) for other, other_odd in found), found
+
+
+TOKENS = st.lists(st.sampled_from(['{', '}', '[', ']', ':', ',', '"a"', '"', '1', '0', '-', '.5', 'e', 'true', 'nul', 'NaN', ' ', ' ' * 30, '\n',
+                                   '\\', '\\u', 'd83d', '\\ude00', 'x', 'é', '\ud83d']), max_size=12).map("".join)
+
+
+@hypothesis.given(st.sampled_from(["{", '{"a"', '{"a":', '{"a":"', '{"a":["']), TOKENS, st.sampled_from(["", '"}', "}"]), st.data())
+def test_arguments_are_what_the_sdk_can_parse(begin, middle, end, data):
+    text = begin + middle + end
+    whole, cut = ObjectText(), ObjectText()
+    given, in_pieces = whole.feed(text), "".join(map(cut.feed, pieces(text, data.draw(cuts(text)))))
+    assert (whole.whole, whole.broken) == (cut.whole, cut.broken)
+    for said in filter(None, (given, in_pieces)):
+        assert whole_values(said) == whole_values(given) == jiter.from_json(said.encode(), partial_mode=True)
+
+
+@hypothesis.given(st.dictionaries(st.text(max_size=3), JSON), st.sampled_from([None, 12]), st.booleans(), st.data())
+def test_sound_arguments_stay(value, indent, ascii_only, data):
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
+    one = ObjectText()
+    given = "".join(map(one.feed, pieces(text, data.draw(cuts(text)))))
+    assert one.whole and "".join(given.split()) == "".join(text.split()) and json.loads(given) == value
+
+
+@pytest.mark.parametrize("text", ['{"a": 1' + " " * 20_000 + "}", '{"a":"' + "\\" * 20_000, '{"a":' + "[" * 20_000, '{"a":[' + "1," * 10_000,
+                                  '{"a":' + "1" * 20_000, '{"a":"' + "\\ud83d" * 10_000])
+def test_arguments_are_read_in_linear_time(text):
+    begun = time.process_time()
+    one = ObjectText()
+    for character in text:
+        one.feed(character)
+    assert time.process_time() - begun < 5
 
 
 # ---- one by one
