@@ -92,10 +92,10 @@ class Call:
     body     front.body.Body
     frame    a function: bytes of the answer -> bytes for the client's socket
     tally    counting.Tally, from when its engine gets it
-    charged  an Event: what it used is counted for the key's limits; None while it has the slot
+    charged  an Event: what it used is counted for the key's limits
     started  when it began, in epoch seconds; the other moments of its way are by the monotonic
-             clock: begun, entered (the queue), granted (a slot), first (token), finished (all that
-             was asked for)
+             clock: begun, entered (the queue), granted (a slot), first (token), finished (the slot
+             was given away before the engine's last word)
     """
 
     def __init__(self, gateway, environ, body):
@@ -110,7 +110,8 @@ class Call:
         self.route = ""
         self.key = self.ask = self.usage = None
         self.watch = self.ticket = self.answer = self.counting = None
-        self.tally = self.charged = None
+        self.tally = None
+        self.charged = Event()
         self.started = time()
         self.begun = monotonic()
         self.entered = self.granted = self.first = self.finished = None
@@ -167,7 +168,7 @@ class Call:
             return
         until = self.entered + pump.AFTERWORD
         for call in list(self.gateway.live):
-            if call.charged and call.key.id == self.key.id:
+            if call.is_closing and call.key.id == self.key.id:
                 call.charged.wait(max(0, until - monotonic()))
 
     def turn(self, seconds):
@@ -219,7 +220,6 @@ class Call:
         tell its figures. Called in the hub."""
         self.leave(0)
         self.finished = monotonic()
-        self.charged = Event()
 
     def hear_out(self):
         """The client has left an answer that was finished; its engine's figures count all the same.
@@ -227,10 +227,12 @@ class Call:
         stream = self.ask.stream
         attempt(self.unwatch)
         try:
+            if self.tally.is_counted(stream):
+                return
             if self.finished is None:
+                pump.hear_out(self.answer, stream, monotonic() + pump.GRACE)
                 self.finish()
-            if not self.tally.is_counted(stream):
-                pump.hear_out(self.answer, stream, self.finished + pump.AFTERWORD)
+            pump.hear_out(self.answer, stream, self.finished + pump.AFTERWORD - pump.GRACE)
         except Exception as error:  # also the gateway's own end
             as_refusal(error)
 
@@ -254,6 +256,7 @@ class Call:
         row = attempt(self.row, status, error, attempt(self.figures, status) or {})
         if self.ticket:
             attempt(self.leave, attempt(lambda: row.tokens) or 0)
+        self.charged.set()
         try:
             if self.key and row:
                 attempt(self.gateway.ledger.write, row)
@@ -283,7 +286,6 @@ class Call:
         gate = self.gateway.gate
         if self.finished:
             gate.charge(self.key.id, tokens, steady_time())
-            self.charged.set()
             return
         reached = self.answer is not None
         wake(gate.leave(self.ticket, tokens, reached, steady_time()))
@@ -298,7 +300,7 @@ class Call:
         stream = self.ask.stream
         usage = stream.usage if stream else self.usage
         worked = milliseconds(self.granted, monotonic())
-        if status == 200 or self.finished:
+        if status == 200 or stream and stream.closing:
             self.tally.learn(usage, stream, worked)
         return self.tally.figures(usage, stream, worked if status == LEFT else 0)
 
@@ -344,10 +346,11 @@ class Call:
         )
 
     @property
-    def stream_finished(self):
-        """Whether all of a stream has come but what follows the last choice's end."""
+    def is_closing(self):
+        """Whether all of a stream has come but perhaps its engine's figures, and nothing is charged
+        yet."""
         stream = self.ask and self.ask.stream
-        return bool(stream and stream.closing and not stream.over)
+        return bool(self.open and stream and stream.closing)
 
     @property
     def all_said(self):
@@ -362,7 +365,7 @@ class Call:
     def close(self):
         """The response is over, whatever became of it."""
         try:
-            if self.open and self.stream_finished:
+            if self.is_closing:
                 self.hear_out()
         finally:
             self.settle(LEFT, whole=self.all_said)
@@ -434,7 +437,7 @@ def relay(call, ask):
         begun = True
         call.first = monotonic()
         yield b""  # the head; all that follows goes through the pump
-        pump.move(answer, stream, call.sock, call.frame, settings, since, events, call.finish)
+        pump.move(answer, stream, call.sock, call.frame, settings, since, call.finish, events)
         stream.own_figures = attempt(call.figures) or {}
         last = stream.end()
     except Exception as error:

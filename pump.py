@@ -17,6 +17,7 @@ READABLE = 1  # as the event loop's watchers take it
 WRITABLE = 2
 READ = 65536  # bytes a read
 AFTERWORD = 0.9  # seconds that an engine has for usage and [DONE] after the last finish
+GRACE = 0.1  # seconds of them for what most engines send at once: the request keeps its slot
 SILENCE = 5.0  # the same where more choices could come
 FLUSH = 2.0  # seconds for the rest of a chunk when a stream is ended early
 TICK = 1.0  # seconds between two sweeps, or half a keep-alive if that is less
@@ -60,8 +61,8 @@ class Pump:
     frame    a function: bytes of the answer -> bytes as they go over the socket
     limits   settings with keepalive, stall_timeout, answer_timeout, in seconds
     since    the moment from which the engine's silence counts (monotonic)
+    said     a function that is called when all choices have finished, and more is slow to follow
     backlog  events that wait for the client already
-    said     a function that is called once all choices have finished, while more may follow
 
     What it knows meanwhile:
 
@@ -71,10 +72,10 @@ class Pump:
     written       the moment at which the client last took something
     token         the moment of the last token, or since when the next one is waited for
     tokens        the stream's count of tokens at the last sweep
-    afterword     the timer of what may follow, or None
+    afterword     the timer of what may follow the last finish, or None
     """
 
-    def __init__(self, answer, stream, sock, frame, limits, since, backlog=b"", said=None):
+    def __init__(self, answer, stream, sock, frame, limits, since, said, backlog=b""):
         """Everything that a chunk needs is looked up here, once."""
         loop = get_hub().loop
         self.source = answer.sock.fileno()
@@ -181,14 +182,16 @@ class Pump:
         if self.stream.over or self.framing.ended:
             self.end()
         elif self.afterword is None:
-            self.afterword = get_hub().loop.timer(AFTERWORD)
+            self.afterword = get_hub().loop.timer(GRACE, AFTERWORD - GRACE)
             self.afterword.start(self.guarded, self.on_afterword)
-            if self.said:
-                self.said()
 
     def on_afterword(self):
-        """No more is waited for, unless the engine was not read or has begun another choice."""
-        if self.stream.closing and not self.left:
+        """First the slot is given away; then no more is waited for, unless the engine was not read,
+        or has begun another choice."""
+        if self.said:
+            self.said()
+            self.said = None
+        elif self.stream.closing and not self.left:
             self.end()
 
     def end(self):
@@ -235,11 +238,8 @@ class Pump:
         """The client has taken all: the end, or the engine's next bytes."""
         if self.source_ended:
             self.stop()
-            return
-        self.reader.start(self.on_engine)
-        if self.afterword is not None:  # the engine was not read for a while
-            self.afterword.stop()
-            self.afterword.start(self.guarded, self.on_afterword)
+        else:
+            self.reader.start(self.on_engine)
 
     def on_sweep(self, now):
         """Look for silence: the client's, the engine's, and one that wants a sign of life."""
