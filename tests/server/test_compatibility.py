@@ -412,6 +412,11 @@ def error_no_key(front):
         front.refused(front.pair.client(key).post(CHAT, {"messages": HELLO}), None, 401)
 
 
+def error_encoded(front):
+    answer = front.pair.client().post(CHAT, {"messages": HELLO}, {"content-encoding": "gzip"})
+    front.refused(answer, "Content-Encoding", 415)
+
+
 def error_failed(front):
     for steps, status in (([Close()], 502), ([refusal(500, "no")], 500)):
         front.engine.always(steps)
@@ -426,7 +431,7 @@ def browsers(front):
 
 ERROR_ROWS = {"Key sent as": error_key, "Browsers": browsers, "No or wrong key": error_no_key, "Unknown model": chat_model,
               "Invalid request": lambda front: front.refused(front.chat(messages=[]), "messages"),
-              "Generation failed": error_failed,
+              "A body that is encoded": error_encoded, "Generation failed": error_failed,
               "Too many or too large images": lambda front: front.refused(front.chat(messages=[{"role": "user", "content": [
                   {"type": "image_url", "image_url": {"url": f"http://example.org/{n}"}} for n in range(17)]}]), "messages"),
               'A data URL that is no PNG, JPEG, GIF, WebP or BMP image in base64': lambda front: front.refused(

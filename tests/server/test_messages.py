@@ -290,7 +290,7 @@ def test_images_count_by_an_estimate(shared):
 def test_an_engine_that_cannot_count(shared, answer):
     shared.engine.routes["/tokenize"] = answer
     said = post(shared, COUNT).json()["input_tokens"]
-    assert 10 < said < 100
+    assert 0 < said < 100
     assert transcript(post(shared, stream=True).read_all())[0] == ("start", said)
 
 
@@ -312,7 +312,7 @@ def test_a_slow_count_holds_up_nothing(shared):
     shared.engine.routes["/tokenize"] = [Hang()]
     began = time.monotonic()
     found = transcript(post(shared, stream=True).read_all())
-    assert time.monotonic() - began < 4 and found[0][0] == "start" and 10 < found[0][1] < 100 and found[-1] == ("end",)
+    assert time.monotonic() - began < 4 and found[0][0] == "start" and 0 < found[0][1] < 100 and found[-1] == ("end",)
 
 
 @pytest.mark.timeout(60)

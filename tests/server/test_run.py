@@ -215,7 +215,7 @@ def test_two_at_once_set_up_once(tree):
     (["test", "pure"], "-m pytest tests/pure"),
     (["test", "server", "-x"], "-m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/server -x"),
     (["test", "-x", "tests/server/test_run.py"], "-m pytest -x tests/server/test_run.py"),
-    (["test", "--vllm"], "-m pytest -m vllm tests/engines/test_vllm.py --run-vllm"),
+    (["test", "--vllm"], "-m pytest -m vllm tests/engines --run-vllm"),
     (["test", "--wheels"], "wheels.py"),
 ])
 def test_it_becomes_what_it_starts(tree, arguments, started):
