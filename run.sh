@@ -135,7 +135,7 @@ test_with() {
     --wheels) exec "$python" tests/support/wheels.py ;;
     --soak) SPARKS_SOAK=1 exec "$python" -m pytest tests/server/test_storm.py "${@:2}" ;;
     --clients) prepare clients; exec "$python" -m pytest -m clients --run-clients "${@:2}" ;;
-    --vllm) exec "$python" -m pytest -m vllm tests/engines --run-vllm "${@:2}" ;;
+    --vllm) exec "$python" -m pytest -m vllm tests/engines/test_vllm.py --run-vllm "${@:2}" ;;
     "") exec "$python" -m pytest "${several[@]}" ;;
     pure) exec "$python" -m pytest tests/pure "${@:2}" ;;
     server | engines | clients) exec "$python" -m pytest "${several[@]}" "tests/$1" "${@:2}" ;;
