@@ -30,8 +30,8 @@ def both(engine, gateway, path=PATH, **fields):
 
 
 def blocks_of(answer):
-    """An answer's blocks without what no two answers share."""
-    apart = ("id", "signature", "citations")
+    """An answer's blocks without what no two answers share, or what vLLM leaves out."""
+    apart = ("id", "signature", "citations", "caller")
     return [{name: value for name, value in block.items() if name not in apart} for block in answer.json()["content"]]
 
 
