@@ -405,6 +405,8 @@ class Parts:
         if isinstance(part, str):
             return {"type": "text", "text": part}
         kind = as_dict(part).get("type")
+        if not isinstance(kind, str):
+            kind = None
         if kind in IMAGES:
             return self.read_image(part, where)
         try:
@@ -414,7 +416,7 @@ class Parts:
 
     def other_part(self, part, kind, where, error):
         """A part of another type, or one that lacks something: `error`."""
-        if self.asked and (kind in TEXTS or kind in REFUSED or not isinstance(kind, str)):
+        if self.asked and (kind in TEXTS or kind in REFUSED or kind is None):
             raise error
         found = None
         if kind == "encrypted_content":
@@ -440,7 +442,7 @@ class Parts:
 
 def known_part(part, kind, where):
     """A text as a chat has it. Raises InvalidRequest for anything else."""
-    if not isinstance(kind, str):
+    if kind is None:
         raise invalid(where, "must be an object with a type, such as input_text")
     if kind in REFUSED:
         raise invalid(where, f"is {kind}: {REFUSED[kind]}")
