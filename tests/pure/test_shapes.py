@@ -179,7 +179,7 @@ RESPONSES = {
 COMPLETIONS = {
     "prompt": ["a", [1, 2]], "max_tokens": 5, "stop": ["x"], "stream": False, "n": 1, "best_of": 1, "logprobs": 1,
     "echo": False, "suffix": "s", "logit_bias": {"1": 1}}
-EMBEDDINGS = {"input": ["a"], "encoding_format": "float", "dimensions": 4, "user": "u"}
+EMBEDDINGS = {"model": "known", "input": ["a"], "encoding_format": "float", "dimensions": 4, "user": "u"}
 DIALECTS = {
     "chat": (chat, CHAT), "messages": (messages, MESSAGES), "responses": (Responses(lambda: 1, lambda: "ab" * 24), RESPONSES),
     "completions": (completions, COMPLETIONS), "embeddings": (embeddings, EMBEDDINGS),
