@@ -167,7 +167,7 @@ def test_a_session_after_an_answer_that_was_interrupted(gateway, engine, claude)
     front = gateway()
     engine.play(*chat_chunks("Hello there, you", reasoning="Let me")[:5], Hang())
     claude.interrupted(front, "Say hello", lambda lines: next(line for line in lines if b'"Hello"' in line))
-    assert engine.requests[0].gone.wait(5)
+    assert engine.requests[0].gone.wait(10)
     engine.always(scripted)
     assert claude(front, "Go on", "--continue")["result"] == "Good day."
     assert engine.requests[-1].json()["messages"][-1] == {"role": "user", "content": "Go on"}

@@ -273,7 +273,7 @@ def test_a_session_after_a_turn_that_was_interrupted(shared, codex_command, tmp_
 def test_a_session_after_an_answer_that_was_interrupted(shared, codex):
     shared.engine.play(*HELLO[:5], Hang())
     codex.interrupted("Say hello", "reasoning")
-    assert shared.engine.requests[0].gone.wait(5)
+    assert shared.engine.requests[0].gone.wait(10)
     assert [item["text"] for item in items(codex("Go on", before=RESUME), "agent_message")] == ["Hello there"]
     assert shared.engine.requests[-1].json()["messages"][-1]["content"] == "Go on"
 

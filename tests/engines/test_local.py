@@ -116,7 +116,7 @@ def test_an_answer_has_a_limit_without_max_tokens(running):
 def test_it_ends_with_its_standard_input_even_while_it_answers(running):
     with running.endless():
         running.process.stdin.close()
-        assert running.process.wait(5) == 0
+        assert running.process.wait(30) == 0
 
 
 # ---- the embedding model

@@ -74,7 +74,7 @@ def test_the_end_while_figures_are_awaited(stock, tmp_path, signals):
         time.sleep(0.1)
         for _ in range(signals):
             os.kill(gateway.pid, signal.SIGINT)
-        gateway.process.wait(5)
+        gateway.process.wait(30)
         row, = rows(gateway.db, "id = 'ends'")
         assert (row["status"], row["counted"], row["completion_tokens"]) == (499, "gateway", 2)
         engine.wait_idle()
