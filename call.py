@@ -356,7 +356,9 @@ class Call:
     def all_said(self):
         """Whether the engine's last word has come, so that its connection may serve again."""
         stream = self.ask and self.ask.stream
-        return bool(self.answer and stream and (stream.over or self.answer.ended))
+        if not self.answer or not stream or stream.fault:
+            return False
+        return stream.over or self.answer.ended
 
     @property
     def queued_ms(self):
