@@ -487,6 +487,24 @@ def test_many_results_of_one_large_call_take_no_longer_than_others():
     assert time.process_time() - started < 2
 
 
+KB = "x" * 1000
+NAMES = [{"type": "function", "name": f"f{number}"} for number in range(8000)]
+
+
+@pytest.mark.parametrize("items, fields", [
+    ([{"type": "reasoning", "summary": [{"type": "summary_text", "text": KB}]}] * 16_000, {}),
+    ([{"type": "function_call", "call_id": "A", "name": "f"}, *[{"role": "assistant", "content": KB}] * 16_000], {}),
+    ([], {"tools": NAMES, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": NAMES}}),
+    ([], {"tools": [{"type": "namespace", "name": "s", "tools": NAMES[:1000]}],
+          "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "s"}] * 8000}}),
+], ids=["thoughts", "words", "tools", "namespaces"])
+def test_a_long_turn_and_many_tools_take_time_by_their_size(items, fields):
+    body = json.dumps({"input": [*items, {"role": "user", "content": "a"}], **fields}).encode()
+    started = time.process_time()
+    RESPONSES.read(body, Fleet())
+    assert time.process_time() - started < 1.5  # usually 0.1; it was 3 and more
+
+
 def test_a_deep_item_is_no_fault_of_ours():
     for opening, closing in ((b'{"content":', b"}"), (b"[", b"]"), (b'{"content":[', b"]}")):
         deep = opening * 400 + b"1" + closing * 400
