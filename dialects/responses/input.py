@@ -235,7 +235,7 @@ class Reader:
 
     def read_shell_call(self, item, where):
         """A call of a tool that Codex has by itself, under a name of its own."""
-        call_id = required_id({"call_id": item.get("id"), **item}, where)
+        call_id = required_id({"call_id": item.get("call_id") or item.get("id")}, where)
         self.add_call(call_id, "local_shell", mended_arguments(item.get("action"), where))
 
     def add_call(self, call_id, name, arguments):

@@ -211,8 +211,9 @@ def test_items(items, said, ignored):
 
 def test_a_call_of_codex_by_itself():
     call = {"type": "local_shell_call", "call_id": "c", "status": "completed", "action": {"type": "exec", "command": ["ls"]}}
-    for kind in ("function_call_output", "local_shell_call_output"):
-        turn, told = sent(read_items(call, {"type": kind, "call_id": "c", "output": "a.txt"}))["messages"]
+    by_id = {**call, "call_id": None, "id": "c"}
+    for kind, made in (("function_call_output", call), ("local_shell_call_output", call), ("function_call_output", by_id)):
+        turn, told = sent(read_items(made, {"type": kind, "call_id": "c", "output": "a.txt"}))["messages"]
         assert turn["tool_calls"][0]["function"] == {"name": "local_shell", "arguments": '{"type":"exec","command":["ls"]}'}
         assert told == {"role": "tool", "tool_call_id": "c", "content": "a.txt"}
 
