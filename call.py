@@ -135,6 +135,7 @@ class Call:
 
         Nothing is fetched for a request that would be turned away.
         """
+        self.ask = ask
         if ask.images:
             self.gateway.gate.check(self.key.id, ask.model.lane, self.key.limits, steady_time())
             ask.fill_in(images.fetch_all(ask.images, self.gateway.settings, self.key.id, self.hold))
@@ -149,7 +150,6 @@ class Call:
 
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
-        self.ask = ask
         self.entered = monotonic()
         self.await_charges()
         if ask.count:  # while the request waits, and while its prompt is read

@@ -91,6 +91,7 @@ class Front:
             status = refusal.status
             body = [dialect.refusal(refusal)]
             headers = [*JSON, ("Content-Length", str(len(body[0]))), *refusal.headers.items()]
+            headers += ignored_header(call.ask)  # the reason may lie in what the engine did not get
         phrase = http.client.responses.get(status, "Unknown")
         start_response(f"{status} {phrase}", [*headers, *response_headers(call, environ)])
         return body
@@ -119,8 +120,9 @@ def serve(call, dialect):
 
 
 def ignored_header(ask):
-    """What was left out of a request is said here: nothing is dropped in silence."""
-    return [("x-sparks-ignored", ask.ignored)] if ask.ignored else []
+    """What was left out of a request is said here: nothing is dropped in silence. `ask`: None for
+    one that was never read."""
+    return [("x-sparks-ignored", ask.ignored)] if ask and ask.ignored else []
 
 
 def whole_echo(parts):

@@ -5,7 +5,7 @@ Source: Anthropic's reference of POST /v1/messages, `tools` and `tool_choice`.
 
 from dialects.history import as_content
 from dialects.messages.errors import invalid
-from dialects.messages.schema import inlined
+from dialects.messages.schema import Schemas
 from dialects.read import typed
 from errors import InvalidRequest
 from values import as_dict, as_list
@@ -43,10 +43,10 @@ def read_tools(request, payload, effort, ignored):
             payload["parallel_tool_calls"] = False
 
 
-def read_tool(tool, where, bare):
+def read_tool(tool, where, schemas):
     """A tool as a function, or None for a tool of Anthropic's servers: it has a type and no schema.
 
-    bare  the template knows no $ref
+    schemas  Schemas, where the template knows no $ref, else None
     """
     if not isinstance(tool, dict):
         raise invalid(where, "must be an object with name and input_schema")
@@ -63,7 +63,7 @@ def read_tool(tool, where, bare):
     function = {"name": name}
     if isinstance(tool.get("description"), str):
         function["description"] = tool["description"]
-    function["parameters"] = inlined(schema) if bare else schema
+    function["parameters"] = schemas.inlined(schema) if schemas else schema
     return {"type": "function", "function": function}
 
 
@@ -84,7 +84,7 @@ class Tools:
         bare     the template knows no $ref
         ignored  history.Ignored
         """
-        self.bare = bare
+        self.schemas = Schemas() if bare else None
         self.ignored = ignored
         self.declared = {}
         self.offered = {}
@@ -98,7 +98,7 @@ class Tools:
 
     def declare(self, tool, where):
         """Take in a tool. Returns whether it can be offered."""
-        function = read_tool(tool, where, self.bare)
+        function = read_tool(tool, where, self.schemas)
         if function is None:
             self.ignored.add(where, tool["type"])
             return False

@@ -94,6 +94,7 @@ class Reader:
 
     front   the texts that make the one system message in front
     turn    the message of the model that items still add to, or None
+    words, thoughts   the texts that it will hold
     waiting call ids of its calls that have no result yet
     shown   parts of the user message that follows the last result of a turn: what tools show
     past    history.Past
@@ -111,6 +112,8 @@ class Reader:
         self.front = [instructions] if instructions else []
         self.messages = []
         self.turn = None
+        self.words = []
+        self.thoughts = []
         self.waiting = set()
         self.shown = []
         self.answered = 0
@@ -159,6 +162,7 @@ class Reader:
     def end(self):
         """All messages."""
         self.show()
+        self.end_turn()
         asked = self.messages[self.answered :]
         if self.parts.unread and not any(message["content"] for message in asked):
             raise self.parts.unread  # nothing else is asked
@@ -197,7 +201,9 @@ class Reader:
             )
         elif role == "assistant":
             self.new_turn_after_answer()
-            self.own_turn()["content"] += text_in(parts, "")
+            self.own_turn()
+            if text := text_in(parts, ""):
+                self.words.append(text)
         elif self.messages or self.turn:  # later ones stay where they stand
             self.add({"role": "system", "content": text_in(parts, "\n")})
         else:
@@ -209,9 +215,8 @@ class Reader:
             self.past.ignored.add(where, "reasoning")
         if text:
             self.new_turn_after_answer()
-            turn = self.own_turn()
-            earlier = turn.get("reasoning")
-            turn["reasoning"] = f"{earlier}\n\n{text}" if earlier else text
+            self.own_turn()
+            self.thoughts.append(text)
 
     def read_tool_call(self, item, kind, where):
         """A tool call, under the engine's name of the tool."""
@@ -230,7 +235,7 @@ class Reader:
 
     def read_shell_call(self, item, where):
         """A call of a tool that Codex has by itself, under a name of its own."""
-        call_id = required_id({"call_id": item.get("id"), **item}, where)
+        call_id = required_id({"call_id": item.get("call_id") or item.get("id")}, where)
         self.add_call(call_id, "local_shell", mended_arguments(item.get("action"), where))
 
     def add_call(self, call_id, name, arguments):
@@ -282,7 +287,7 @@ class Reader:
     # -- messages
 
     def add(self, message):
-        self.turn = None
+        self.end_turn()
         self.messages.append(message)
 
     def own_turn(self):
@@ -294,8 +299,18 @@ class Reader:
 
     def new_turn_after_answer(self):
         """Two answers in a row are two messages."""
-        if self.turn and self.turn["content"] and "tool_calls" not in self.turn:
-            self.turn = None
+        if self.words and "tool_calls" not in self.turn:
+            self.end_turn()
+
+    def end_turn(self):
+        """Nothing more is added to the model's message: it gets its texts, each copied once."""
+        if self.words:
+            self.turn["content"] = "".join(self.words)
+        if self.thoughts:
+            self.turn["reasoning"] = "\n\n".join(self.thoughts)
+        self.turn = None
+        self.words = []
+        self.thoughts = []
 
     def show(self):
         self.waiting = set()
@@ -416,7 +431,7 @@ class Parts:
 
     def other_part(self, part, kind, where, error):
         """A part of another type, or one that lacks something: `error`."""
-        if self.asked and (kind in TEXTS or kind in REFUSED or kind is None):
+        if self.asked and (kind is None or kind in TEXTS or kind in REFUSED):
             raise error
         found = None
         if kind == "encrypted_content":

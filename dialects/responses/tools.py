@@ -4,6 +4,7 @@ Source: OpenAI's published schema (github.com/openai/openai-openapi), Tool and t
 """
 
 import re
+from functools import cached_property
 from typing import NamedTuple
 
 from errors import InvalidRequest
@@ -147,7 +148,7 @@ class Toolbox:
             return self.read_allowed(choice)
         if kind not in CALLABLE:
             raise bad_choice(f"asks for {kind[:60]!r}, which {HOSTED}")
-        found = self.find(flat(choice))
+        found = self.meanings.get(meaning(flat(choice)))
         if not found:
             raise bad_choice("names a tool that is not in tools")
         return self.repeated(found[0]), {"type": "function", "function": {"name": found[0]}}, None
@@ -157,10 +158,11 @@ class Toolbox:
         mode = choice.get("mode", "auto")
         if mode not in ("auto", "required"):
             raise bad_choice("allowed_tools needs the mode auto or required")
-        allowed = []
+        meant = {}  # as an ordered set: each counts once, a whole namespace too
         for tool in typed_list(choice.get("tools"), "tool_choice.tools"):
             type_of(tool, "tool_choice.tools")
-            allowed += self.find(flat(tool))
+            meant[meaning(flat(tool))] = True
+        allowed = dict.fromkeys(name for one in meant for name in self.meanings.get(one, ()))
         tools = [self.repeated(name) for name in allowed]
         repeated = {"type": "allowed_tools", "mode": mode, "tools": tools}
         return repeated, self.mode(mode, allowed), allowed
@@ -172,17 +174,17 @@ class Toolbox:
             )
         return mode if self.names else None
 
-    def find(self, wanted):
-        """The engine's names of the tools that a client means: one, or all of a namespace."""
-        name = wanted.get("name")
-        if wanted["type"] == "namespace":
-            return [found for found, tool in self.names.items() if tool.namespace == name]
-        namespace = wanted.get("namespace")
+    @cached_property
+    def meanings(self):
+        """meaning of what a client names -> the engine's names of it: one, or all of a
+        namespace."""
+        found = {}
         for engine_name, tool in self.names.items():
-            same = (tool.type, tool.name) == (wanted["type"], name)
-            if same and namespace in (None, tool.namespace):
-                return [engine_name]
-        return []
+            found.setdefault((tool.type, tool.name, None), [engine_name])
+            if tool.namespace:
+                found.setdefault(tool, [engine_name])
+                found.setdefault(("namespace", tool.namespace, None), []).append(engine_name)
+        return found
 
     def repeated(self, engine_name):
         tool = self.names[engine_name]
@@ -304,6 +306,16 @@ def flat(tool):
     if isinstance(inner, dict) and "name" not in tool:
         return {**inner, "type": tool["type"]}
     return tool
+
+
+def meaning(wanted):
+    """What a client names, see `Toolbox.meanings`; without a namespace the first of its name."""
+    named = (wanted.get("name"), wanted.get("namespace"))
+    if wanted["type"] == "namespace":
+        named = (wanted.get("name"), None)
+    if any(name is not None and not isinstance(name, str) for name in named):
+        return None
+    return wanted["type"], *named
 
 
 def name_of(tool, where):

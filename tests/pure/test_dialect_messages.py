@@ -12,7 +12,7 @@ import errors
 from dialects import messages
 from dialects.messages import count, refusal
 from dialects.messages.events import MessageStream
-from dialects.messages.schema import inlined
+from dialects.messages.schema import MOST, MOST_IN_ALL, Schemas
 from dialects.messages.usage import usage_of
 from engines.failures import from_engine
 from engines.fleet import Model
@@ -345,15 +345,25 @@ ODD_REFS = [
 
 
 def test_odd_refs():
-    assert [(schema, inlined(schema)) for schema, _ in ODD_REFS] == ODD_REFS
+    assert [(schema, Schemas().inlined(schema)) for schema, _ in ODD_REFS] == ODD_REFS
 
 
 def test_a_schema_that_explodes_stays_as_it_is():
     wide = {"$defs": {"x": {"enum": ["a"] * 1000}}, "properties": {f"p{n}": {"$ref": "#/$defs/x"} for n in range(1000)}}
-    assert inlined(wide) is wide
+    assert Schemas().inlined(wide) is wide
     bomb = {"$defs": {f"x{n}": {"a": {"$ref": f"#/$defs/x{n + 1}"}, "b": {"$ref": f"#/$defs/x{n + 1}"}} for n in range(40)},
             "$ref": "#/$defs/x0"}
-    assert inlined(bomb) is bomb
+    assert Schemas().inlined(bomb) is bomb
+    long = {"$defs": {"x": {"description": "a" * 1000}}, "anyOf": [{"$ref": "#/$defs/x"}] * 1000}
+    lost = {"$defs": {"x": {"$ref": "#/" + "a" * 1000}}, "anyOf": [{"$ref": "#/$defs/x"}] * 1000}
+    assert Schemas().inlined(long) is long and Schemas().inlined(lost) is lost
+
+
+def test_the_schemas_of_a_request_share_what_inlining_may_add():
+    schema = {"$defs": {"x": {"description": "a" * (MOST // 2)}}, "items": {"$ref": "#/$defs/x"}}
+    schemas = Schemas()
+    found = [schemas.inlined(schema) is not schema for _ in range(9)]
+    assert found == [True] * (2 * MOST_IN_ALL // MOST - 1) + [False] * (10 - 2 * MOST_IN_ALL // MOST)
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | st.floats(allow_nan=False) | st.text(max_size=4),

@@ -297,7 +297,11 @@ CHOICES = [
      {"type": "function", "function": {"name": "agents__spawn"}}, 4),
     ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]}, "required", 1),
     ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "agents"}, SEARCH]}, "auto", 2),
-    ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "unknown"}]}, None, 0)]
+    ({"type": "allowed_tools", "mode": "auto", "tools": [
+        {"type": "custom", "name": "note", "namespace": "agents"}, *[{"type": "namespace", "name": "agents"}] * 2]}, "auto", 2),
+    ({"type": "allowed_tools", "mode": "auto", "tools": [
+        {"type": "function", "name": "spawn", "namespace": "x"}, {"type": "function", "name": ["spawn"]}, {"type": "namespace"},
+        {"type": "function", "name": "spawn", "namespace": {}}, {"type": "function", "name": "unknown"}]}, None, 0)]
 
 
 def test_tool_choice(subtests):
@@ -333,6 +337,7 @@ REFUSED = [
     (item(id="msg_1"), "input", "nothing is stored"),
     (item(role="tool", content="a"), "input", "input[0].role must be one of user"), (item(role=None), "input", "role must be"),
     (item(role="user"), "input", "input[0].content must be"), (item(role="user", content=[5]), "input", "content[0] must be"),
+    (part(type=["input_text"], text="a"), "input", "content[0] must be"), (part(type={}), "input", "content[0] must be"),
     (part(type="input_file", file_id="f"), "input", "files are not supported"),
     (part(type="input_audio"), "input", "audio is not supported"), (part(type="odd"), "input", "'odd' is unknown"),
     (part(type="input_text"), "input", "content[0].text must be a text"),

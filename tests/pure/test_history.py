@@ -211,8 +211,9 @@ def test_items(items, said, ignored):
 
 def test_a_call_of_codex_by_itself():
     call = {"type": "local_shell_call", "call_id": "c", "status": "completed", "action": {"type": "exec", "command": ["ls"]}}
-    for kind in ("function_call_output", "local_shell_call_output"):
-        turn, told = sent(read_items(call, {"type": kind, "call_id": "c", "output": "a.txt"}))["messages"]
+    by_id = {**call, "call_id": None, "id": "c"}
+    for kind, made in (("function_call_output", call), ("local_shell_call_output", call), ("function_call_output", by_id)):
+        turn, told = sent(read_items(made, {"type": kind, "call_id": "c", "output": "a.txt"}))["messages"]
         assert turn["tool_calls"][0]["function"] == {"name": "local_shell", "arguments": '{"type":"exec","command":["ls"]}'}
         assert told == {"role": "tool", "tool_call_id": "c", "content": "a.txt"}
 
@@ -485,6 +486,24 @@ def test_many_results_of_one_large_call_take_no_longer_than_others():
     started = time.process_time()
     read_messages(user("a"), assistant(large, *results), user("b"))
     assert time.process_time() - started < 2
+
+
+KB = "x" * 1000
+NAMES = [{"type": "function", "name": f"f{number}"} for number in range(8000)]
+
+
+@pytest.mark.parametrize("items, fields", [
+    ([{"type": "reasoning", "summary": [{"type": "summary_text", "text": KB}]}] * 16_000, {}),
+    ([{"type": "function_call", "call_id": "A", "name": "f"}, *[{"role": "assistant", "content": KB}] * 16_000], {}),
+    ([], {"tools": NAMES, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": NAMES}}),
+    ([], {"tools": [{"type": "namespace", "name": "s", "tools": NAMES[:1000]}],
+          "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "s"}] * 8000}}),
+], ids=["thoughts", "words", "tools", "namespaces"])
+def test_a_long_turn_and_many_tools_take_time_by_their_size(items, fields):
+    body = json.dumps({"input": [*items, {"role": "user", "content": "a"}], **fields}).encode()
+    started = time.process_time()
+    RESPONSES.read(body, Fleet())
+    assert time.process_time() - started < 1.5  # usually 0.1; it was 3 and more
 
 
 def test_a_deep_item_is_no_fault_of_ours():

@@ -246,10 +246,15 @@ def test_what_was_left_out_stands_in_a_header(shared):
         answer = post(shared, path, messages=messages, tools=tools, **fields)
         assert answer.read_all() and answer.status == 200
         assert answer.headers["x-sparks-ignored"] == "messages.0.content.1 container_upload__x__y"
+    shared.engine.play(refusal(400, "no"))
+    image = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/a.png"}}
+    for more in ([], [{"role": "user", "content": [image]}]):
+        refused = post(shared, messages=[*messages, *more], tools=tools)
+        assert (refused.status, refused.headers["x-sparks-ignored"]) == (400, "messages.0.content.1 container_upload__x__y")
     shared.engine.play(Json(completion("Hello")))
     assert "x-sparks-ignored" not in post(shared).headers
-    known = [request.json()["tools"][0]["function"]["name"] for request in shared.engine.requests[-3:-1]]
-    assert known == ["mcp__x"] * 2
+    known = [request.json()["tools"][0]["function"]["name"] for request in shared.engine.requests[-4:-1]]
+    assert known == ["mcp__x"] * 3
 
 
 # ---- counting

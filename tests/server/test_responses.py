@@ -64,6 +64,9 @@ def test_what_was_left_out_stands_in_a_header(shared):
         assert answer.read_all() and answer.status == 200
         header = answer.headers["x-sparks-ignored"]
         assert header.startswith("input[0] item_reference, input[1] shell_call, ") and header.endswith(", and 11 more")
+        shared.engine.play(refusal(400, "a message without a call"))
+        refused = ask(shared, items, **fields)
+        assert (refused.status, refused.headers["x-sparks-ignored"]) == (400, header)
     assert "x-sparks-ignored" not in ask(shared).headers
 
 
