@@ -574,5 +574,7 @@ def as_refusal(error):
     """
     if isinstance(error, Refusal):
         return error
+    if isinstance(error, RecursionError):  # JSON is read deeper than it is written
+        return UpstreamError("the engine's answer is nested too deeply")
     logger.exception("a fault of the gateway")
     return InternalError("the gateway failed; this is its own fault, and its log has the details")

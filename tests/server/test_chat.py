@@ -196,6 +196,23 @@ def test_failure_midway_is_an_error_event(shared, ending):
     assert not any(event.data == "[DONE]" for event in before)
 
 
+DEEP = b'{"a":' * 1005 + b"1" + b"}" * 1005             # what reads JSON reads it, and what writes JSON doesn't write it
+DEEP_CALL = b'{"id":"a","function":{"name":"f","arguments":%b}}' % DEEP
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("path, choice, fields", [
+    (PATH, b'"%b":{"tool_calls":[%b]}', {"messages": HELLO}), ("/v1/messages", b'"%b":{"tool_calls":[%b]}', {"messages": HELLO, "max_tokens": 9}),
+    ("/v1/responses", b'"%b":{"tool_calls":[%b]}', {"input": "Hello"}), ("/v1/completions", b'"%b":{},"text":null,"x":%b', {"prompt": "Hello"})])
+def test_an_answer_that_is_nested_too_deeply(shared, path, choice, fields, streams):
+    """It is the engine's fault, and no fault of the gateway: nothing in its log looks like one."""
+    body = b'{"id":"c","choices":[{"index":0,"finish_reason":"stop",%b}]}' % (choice % (b"delta" if streams else b"message", DEEP_CALL))
+    steps = [Head(), b"data: %b\n\n" % body] if streams else [Head(framing=len(body), type="application/json"), body]
+    shared.engine.always(lambda request: [Json({"count": 5})] if "token" in request.path else steps)
+    answer = shared.client().post(path, {**fields, "stream": streams})
+    assert answer.status == 502 and "nested too deeply" in answer.json()["error"]["message"]
+
+
 def test_failure_in_the_same_breath_as_the_first_token(shared):
     first = chat_chunks("Hi you", usage=True)[1]
     shared.engine.play(first + died() + b"data: [DONE]\n\n")
