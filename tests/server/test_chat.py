@@ -175,6 +175,28 @@ def test_head_waits_for_the_first_event_so_that_a_failure_is_a_status(shared):
     assert answer.status == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
 
 
+def test_an_engine_that_says_nothing_at_full_speed_holds_nobody_up(shared):
+    """Its comments come faster than they are read."""
+    over = threading.Event()
+
+    def flood(request):
+        yield Head()
+        while not over.is_set():
+            yield b": nothing\n\n" * 5000
+        yield from chat_chunks("Hello")
+
+    shared.engine.always(flood)
+    with shared.client().open() as connection:
+        connection.start("POST", PATH, stream())
+        shared.engine.wait_for(1)
+        try:
+            for _ in range(4):
+                assert shared.client(key=False, timeout=5).get("/healthz").status == 200
+        finally:
+            over.set()
+        assert connection.answer().read_all().endswith(b"data: [DONE]\n\n")
+
+
 def test_in_stream_error_of_a_dying_engine_before_the_first_token(shared):
     shared.engine.play(died(), b"data: [DONE]\n\n")
     answer = shared.client().post(PATH, stream())
