@@ -482,6 +482,7 @@ def first_events(call, since):
         if not data or stream.over:
             stream.end()  # raises: it ended without a word, which is still an HTTP status
             return events
+        sleep(0)  # bytes that say nothing may come faster than they are read
     if monotonic() >= deadline:
         raise unanswered(settings)
     return None
@@ -576,5 +577,7 @@ def as_refusal(error):
     """
     if isinstance(error, Refusal):
         return error
+    if isinstance(error, RecursionError):  # JSON is read deeper than it is written
+        return UpstreamError("the engine's answer is nested too deeply")
     logger.exception("a fault of the gateway")
     return InternalError("the gateway failed; this is its own fault, and its log has the details")

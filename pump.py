@@ -8,7 +8,7 @@ the engine is not read.
 import os
 from time import monotonic
 
-from gevent import get_hub
+from gevent import get_hub, sleep
 from gevent.event import AsyncResult
 
 from errors import ClientGone, UpstreamTimeout
@@ -281,3 +281,4 @@ def hear_out(answer, stream, until):
         if not data:
             return
         stream.feed(data)
+        sleep(0)  # they may come faster than they are read

@@ -491,6 +491,9 @@ class ChatStream:
             self.tokens_at_usage = self.tokens
             return b""
         changed = self.take_model(chunk) or changed
+        if chunk.get("choices") != choices:
+            chunk["choices"] = choices  # the SDKs iterate it
+            changed = True
         if self.head is not None:
             changed = self.rename(chunk) or changed
         mended = [self.mend_choice(choice, chunk) for choice in choices]
@@ -567,9 +570,6 @@ class ChatStream:
                 return None
         if not self.wants_usage:
             del chunk["usage"]
-            return True
-        if not choices and chunk.get("choices") != []:
-            chunk["choices"] = []  # the SDKs iterate it
             return True
         return False
 
@@ -688,7 +688,7 @@ class ChatStream:
         content = delta.get("content")
         if isinstance(content, str) and content and not state.leak.past_tags:
             reasoning, content = state.leak.feed(content)
-        if finishes and state.leak.held and (content is None or isinstance(content, str)):
+        if finishes and state.leak.waits and (content is None or isinstance(content, str)):
             last_reasoning, last_content = state.leak.flush()
             reasoning += last_reasoning
             content = (content or "") + last_content

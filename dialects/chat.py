@@ -133,6 +133,8 @@ def collected(events, oddities):
             whole = choices.setdefault(index, new)
             add_delta(whole["message"], choice["delta"])
             add_end(whole, choice)
+    for choice in choices.values():
+        join(choice["message"])
     return {
         **{name: chunks[0].get(name) for name in ("id", "created", "model")},
         "object": "chat.completion",
@@ -142,13 +144,14 @@ def collected(events, oddities):
 
 
 def add_delta(message, delta):
-    """Add one delta to a message."""
+    """Add one delta to a message, whose texts are lists of pieces."""
     for name, value in delta.items():
         if name == "tool_calls":
             for piece in objects_in(delta, name):
                 add_tool_call(message.setdefault(name, []), piece)
         elif isinstance(value, str) and name != "role":
-            message[name] = (message.get(name) or "") + value
+            message[name] = message.get(name) or []
+            message[name].append(value)
 
 
 def add_end(whole, choice):
@@ -165,8 +168,17 @@ def add_end(whole, choice):
 def add_tool_call(tool_calls, piece):
     """Add a piece of a tool call, which has its true index, to those of a message."""
     if piece["index"] == len(tool_calls):
-        function = {"name": "", "arguments": ""}
+        function = {"name": [], "arguments": []}
         tool_calls.append({"id": piece.get("id"), "type": "function", "function": function})
     function = tool_calls[piece["index"]]["function"]
     for name, value in object_in(piece, "function").items():
-        function[name] = function.get(name, "") + arguments_text(value)
+        function.setdefault(name, []).append(arguments_text(value))
+
+
+def join(message):
+    """Make texts of the pieces in a message, in place."""
+    functions = [call["function"] for call in message.get("tool_calls", [])]
+    for table in (message, *functions):
+        for name, value in table.items():
+            if isinstance(value, list) and name != "tool_calls":
+                table[name] = "".join(value)

@@ -103,8 +103,10 @@ def collected(events, oddities):
     for chunk in chunks:
         for choice in choices_of(chunk):
             index = index_of(choice)
-            new = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+            new = {"index": index, "text": [], "logprobs": None, "finish_reason": None}
             add(choices.setdefault(index, new), choice)
+    for choice in choices.values():
+        choice["text"] = "".join(choice["text"])
     return {
         **{name: chunks[0].get(name) for name in ("id", "created", "model")},
         "object": "text_completion",
@@ -114,18 +116,15 @@ def collected(events, oddities):
 
 
 def add(whole, choice):
-    """Add a chunk's choice to what came before it."""
-    whole["text"] += choice["text"]
+    """Add a chunk's choice to what came before it, of which the text is a list of pieces."""
+    whole["text"].append(choice["text"])
     whole["finish_reason"] = choice.get("finish_reason") or whole["finish_reason"]
     if not isinstance(choice.get("logprobs"), dict):
         return
-    before = whole["logprobs"] or {}
-    logprobs = choice["logprobs"]
-    whole["logprobs"] = {
-        name: [*before.get(name, []), *logprobs[name]]
-        for name in LISTS
-        if isinstance(logprobs.get(name), list)
-    }
+    logprobs = whole["logprobs"] = whole["logprobs"] or {}
+    for name in LISTS:
+        if isinstance(choice["logprobs"].get(name), list):
+            logprobs.setdefault(name, []).extend(choice["logprobs"][name])
 
 
 def refusal(error):

@@ -119,14 +119,15 @@ def join_parts(message):
     content = message.get("content")
     if content is None or isinstance(content, str):
         return False
-    texts = {"text": "", "thinking": ""}
+    texts = {"text": [], "thinking": []}
     for part in objects_in(message, "content"):
         kind = part.get("type")
         if kind in texts:
-            texts[kind] += text_of(part.get(kind))
-    message["content"] = texts["text"]
-    if texts["thinking"] and not any(message.get(name) for name in NAMES):
-        message[NAMES[0]] = texts["thinking"]
+            texts[kind].append(text_of(part.get(kind)))
+    message["content"] = "".join(texts["text"])
+    thinking = "".join(texts["thinking"])
+    if thinking and not any(message.get(name) for name in NAMES):
+        message[NAMES[0]] = thinking
     return True
 
 
@@ -150,7 +151,7 @@ def choices_of(answer):
 
 def required_choices(completion):
     """The choices of a plain completion. Raises UpstreamError where it has none."""
-    choices = choices_of(completion)
+    choices = completion["choices"] = choices_of(completion)
     if not choices:
         raise UpstreamError("the engine's answer holds no completion; send the request again")
     return choices

@@ -11,12 +11,17 @@ class LeakedThinking:
 
     feed, flush   return (reasoning, content)
     past_tags     all that follows is content: it needn't be fed
-    held          a text that waits because it could become a tag
+    waits         a text waits because it could become a tag
     """
 
     def __init__(self):
         self.state = "start"  # then "thinking", "closed", "content"; from "start" also "content"
-        self.held = ""
+        self.blank = []  # white space before everything else, in pieces
+        self.held = ""  # what could become a tag
+
+    @property
+    def waits(self):
+        return bool(self.blank or self.held)
 
     @property
     def past_tags(self):
@@ -40,7 +45,7 @@ class LeakedThinking:
 
     def flush(self):
         """What was held back because it could have become a tag."""
-        text = self.held
+        text = self.after_blank(self.held)
         self.held = ""
         if self.state == "thinking":
             return text, ""
@@ -49,14 +54,24 @@ class LeakedThinking:
     def after_opening(self, text):
         """What follows the opening tag, or all of the text where there is none."""
         bare = text.lstrip()
+        if not bare:
+            self.blank.append(text)
+            return ""
         if bare.startswith(OPEN):
+            self.blank = []
             self.state = "thinking"
             return bare[len(OPEN) :]
         if OPEN.startswith(bare):
             self.held = text
             return ""
         self.state = "content"
-        return text
+        return self.after_blank(text)
+
+    def after_blank(self, text):
+        """A text behind the white space that waits."""
+        blank = self.blank
+        self.blank = []
+        return "".join([*blank, text])
 
     def around_closing(self, text):
         """(the text before the closing tag, the text after it)."""

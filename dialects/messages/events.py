@@ -12,6 +12,7 @@ Source: Anthropic's reference of streaming messages, and what its SDKs' accumula
 """
 
 import logging
+from collections import deque
 
 from dialects.messages.errors import refusal
 from dialects.messages.message import NULLS, message_id, stop_of
@@ -81,7 +82,9 @@ class MessageStream(PieceStream):
         # tool calls
         self.tool_calls = {}  # index -> ToolCall
         self.open_tool_call = None
-        self.waiting = []  # (kind, value) of the pieces that came before the open call was whole
+        # (kind, values) of the pieces that came before the open call was whole, a call's together
+        self.waiting = deque()
+        self.waiting_calls = {}  # index -> the values of a call in there
 
     # -- the pieces
 
@@ -120,8 +123,14 @@ class MessageStream(PieceStream):
                 self.kept.append(text)
             return b""
         if self.waiting or self.unfinished:
-            self.waiting.append((kind, text))
+            self.waiting.append((kind, [text]))
             return b""
+        return self.new_text(kind, text)
+
+    def new_text(self, kind, text):
+        """The same once no call is open."""
+        if kind == self.block:
+            return self.before + text + AFTER
         held = self.blanks.get(kind, b"")
         if BLANK.fullmatch(text):
             self.blanks = {kind: held + text}
@@ -134,21 +143,27 @@ class MessageStream(PieceStream):
         if index not in self.tool_calls:
             self.tool_calls[index] = ToolCall(piece)
         tool_call = self.tool_calls[index]
-        if tool_call is self.open_tool_call:
-            tool_call.take(piece)
-            out = self.arguments(tool_call.sayable())
-            if tool_call.whole:
-                out += self.release()
-            return out
+        if tool_call.state == "waiting" and (self.waiting or self.unfinished):
+            if index not in self.waiting_calls:
+                self.waiting_calls[index] = []
+                self.waiting.append(("tool", self.waiting_calls[index]))
+            self.waiting_calls[index].append(piece)
+            return b""
+        out = self.go_on(tool_call, piece)
+        if tool_call.whole:
+            out += self.release()
+        return out
+
+    def go_on(self, tool_call, piece):
+        """A piece of a call whose turn it is."""
         if tool_call.state == "closed":  # its arguments were whole
             return b""
-        if self.waiting or self.unfinished:
-            self.waiting.append(("tool", piece))
-            return b""
         tool_call.take(piece)
-        out = self.begin("tool", tool_call.block)
-        tool_call.state = "open"
-        self.open_tool_call = tool_call
+        out = b""
+        if tool_call.state == "waiting":
+            out = self.begin("tool", tool_call.block)
+            tool_call.state = "open"
+            self.open_tool_call = tool_call
         return out + self.arguments(tool_call.sayable())
 
     def arguments(self, text):
@@ -162,17 +177,16 @@ class MessageStream(PieceStream):
     def release(self):
         """What waited for the open call, in its order: all of it once the answer has ended."""
         out = []
-        while self.waiting:
-            waiting = self.waiting
-            self.waiting = []
-            out.append(self.close())
-            for kind, value in waiting:
+        while self.waiting and (self.last_choice or not self.unfinished):
+            if self.block == "tool":
+                out.append(self.close())
+            kind, values = self.waiting.popleft()
+            for value in values:
                 if kind == "tool":
-                    out.append(self.tool_call(value))
+                    self.waiting_calls.pop(value["index"], None)
+                    out.append(self.go_on(self.tool_calls[value["index"]], value))
                 else:
-                    out.append(self.text(kind, value))
-            if self.unfinished and not self.last_choice:
-                break
+                    out.append(self.new_text(kind, value))
         return b"".join(out)
 
     def only_thoughts(self):

@@ -15,6 +15,7 @@ from dialects.responses import Responses
 from errors import Refusal
 from mending.answer import CALL_IN_REASONING, NO_CALL, ONLY_REASONING, UNKNOWN_FINISH
 from mending.arguments import ObjectText, whole_values
+from mending.thinking import LeakedThinking
 from mending.tool_calls import NO_NAME, NO_OBJECT, SAME_ID
 from support.cuts import cuts, pieces
 from support.dialect_tables import JSON, Fleet
@@ -415,6 +416,54 @@ def test_arguments_are_read_in_linear_time(text):
     for character in text:
         one.feed(character)
     assert time.process_time() - begun < 5
+
+
+def call_chunks(pieces):
+    """The chunks of a stream of calls, [(index, arguments, …)], each of which begins with its first piece."""
+    begun = set()
+    for index, arguments in pieces:
+        first = {} if index in begun else {"id": f"c{index}"}
+        name = {} if index in begun else {"name": "f"}
+        begun.add(index)
+        call = {"index": index, **first, "function": {**name, "arguments": arguments}}
+        yield sse({"id": "c1", "choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]})
+
+
+MANY = 5000
+MANY_PIECES = {
+    "calls by turns": [(at, piece) for piece in ('{"a":', "1}") for at in range(MANY)],
+    "calls without arguments": [(at, "") for at in range(MANY)],
+}
+
+
+@pytest.mark.parametrize("what", MANY_PIECES)
+def test_many_calls_are_written_in_linear_time(what):
+    """Messages has one block after the other: what belongs to other calls waits."""
+    events = b"".join(call_chunks(MANY_PIECES[what])) + sse({"id": "c1", "choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
+    one = asked("messages", streams=True)[1].stream
+    begun = time.process_time()
+    calls = message_streamed(one.feed(events) + one.end())[2]
+    assert time.process_time() - begun < 2 and len(calls) == MANY
+    assert all(arguments == ({"a": 1} if "turns" in what else {}) for _, _, arguments in calls)
+
+
+def test_white_space_that_waits_for_a_tag_is_read_in_linear_time():
+    begun = time.process_time()
+    leak = LeakedThinking()
+    assert {leak.feed("\n  ") for _ in range(100_000)} == {("", "")} and leak.waits
+    assert leak.feed("a") == ("", "\n  " * 100_000 + "a")
+    assert time.process_time() - begun < 2
+
+
+def test_a_text_is_put_together_in_linear_time():
+    """Also its logprobs."""
+    logprobs = {"tokens": ["a"], "token_logprobs": [0], "text_offset": [0], "top_logprobs": [None]}
+    event = sse({"id": "c1", "choices": [{"index": 0, "text": "a", "logprobs": logprobs, "finish_reason": None}]})
+    last = sse({"id": "c1", "choices": [{"index": 0, "text": "", "finish_reason": "stop"}]})
+    begun = time.process_time()
+    choice = completions.collected(event * 40_000 + last, set())["choices"][0]
+    assert time.process_time() - begun < 5
+    assert choice["text"] == "a" * 40_000 and {len(values) for values in choice["logprobs"].values()} == {40_000}
 
 
 # ---- one by one

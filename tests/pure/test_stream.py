@@ -152,8 +152,10 @@ case("logprobs pass",
      ROLE + many(choice({"content": "a"}) | {"logprobs": {"content": [{"token": "a", "logprob": -0.5}]}}) + STOP)
 case("unknown fields pass", ROLE + ev({"content": "a", "odd": [1, {"b": None}]}, more=1.5) + STOP,
      ROLE + ev({"content": "a", "odd": [1, {"b": None}]}, more=1.5) + STOP)
-case("an event without choices passes", ROLE + sse({"id": "c1", "note": "x"}) + STOP,
-     ROLE + sse({"id": "c1", "note": "x"}) + STOP)
+
+for name, odd in (("without choices", {}), ("whose choices are null", {"choices": None}), ("with a choice that is none", {"choices": [None]})):
+    case(f"an event {name} has an empty list of them, which the SDKs iterate", ROLE + sse({"id": "c1", "note": "x", **odd}) + STOP,
+         ROLE + sse({"id": "c1", "note": "x", "choices": []}) + STOP)
 case("llama.cpp's order", llama({"role": "assistant", "content": None}) + llama({"content": "Hello"})
      + llama({"content": "!"})
      + llama({}, "stop") + DONE,

@@ -175,6 +175,28 @@ def test_head_waits_for_the_first_event_so_that_a_failure_is_a_status(shared):
     assert answer.status == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
 
 
+def test_an_engine_that_says_nothing_at_full_speed_holds_nobody_up(shared):
+    """Its comments come faster than they are read."""
+    over = threading.Event()
+
+    def flood(request):
+        yield Head()
+        while not over.is_set():
+            yield b": nothing\n\n" * 5000
+        yield from chat_chunks("Hello")
+
+    shared.engine.always(flood)
+    with shared.client().open() as connection:
+        connection.start("POST", PATH, stream())
+        shared.engine.wait_for(1)
+        try:
+            for _ in range(4):
+                assert shared.client(key=False, timeout=5).get("/healthz").status == 200
+        finally:
+            over.set()
+        assert connection.answer().read_all().endswith(b"data: [DONE]\n\n")
+
+
 def test_in_stream_error_of_a_dying_engine_before_the_first_token(shared):
     shared.engine.play(died(), b"data: [DONE]\n\n")
     answer = shared.client().post(PATH, stream())
@@ -194,6 +216,23 @@ def test_failure_midway_is_an_error_event(shared, ending):
     assert answer.status == 200 and answer.complete
     assert error["type"] == "api_error" and error["message"] and "finish_reason\":\"" not in "".join(e.data for e in before)
     assert not any(event.data == "[DONE]" for event in before)
+
+
+DEEP = b'{"a":' * 1005 + b"1" + b"}" * 1005             # what reads JSON reads it, and what writes JSON doesn't write it
+DEEP_CALL = b'{"id":"a","function":{"name":"f","arguments":%b}}' % DEEP
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("path, choice, fields", [
+    (PATH, b'"%b":{"tool_calls":[%b]}', {"messages": HELLO}), ("/v1/messages", b'"%b":{"tool_calls":[%b]}', {"messages": HELLO, "max_tokens": 9}),
+    ("/v1/responses", b'"%b":{"tool_calls":[%b]}', {"input": "Hello"}), ("/v1/completions", b'"%b":{},"text":null,"x":%b', {"prompt": "Hello"})])
+def test_an_answer_that_is_nested_too_deeply(shared, path, choice, fields, streams):
+    """It is the engine's fault, and no fault of the gateway: nothing in its log looks like one."""
+    body = b'{"id":"c","choices":[{"index":0,"finish_reason":"stop",%b}]}' % (choice % (b"delta" if streams else b"message", DEEP_CALL))
+    steps = [Head(), b"data: %b\n\n" % body] if streams else [Head(framing=len(body), type="application/json"), body]
+    shared.engine.always(lambda request: [Json({"count": 5})] if "token" in request.path else steps)
+    answer = shared.client().post(path, {**fields, "stream": streams})
+    assert answer.status == 502 and "nested too deeply" in answer.json()["error"]["message"]
 
 
 def test_failure_in_the_same_breath_as_the_first_token(shared):
