@@ -565,7 +565,7 @@ class ChatStream:
         if "usage" not in chunk:
             return False
         if isinstance(chunk["usage"], dict):
-            self.usage = chunk["usage"]
+            self.usage = chunk["usage"] or self.usage  # an empty one takes nothing back
             if not choices and not self.wants_usage:
                 return None
         if not self.wants_usage:

@@ -1011,6 +1011,12 @@ def plain(message, finish="stop", **more):
             "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}], **more}
 
 
+def test_an_empty_usage_takes_no_figures_back():
+    stream = ChatStream()
+    stream.feed(sse({"choices": [choice({"content": "a"}, "stop")], "usage": USAGE}) + sse({"choices": [], "usage": {}}) + DONE)
+    assert stream.usage == USAGE and stream.end() == DONE
+
+
 @pytest.mark.parametrize("usage", [False, True])
 def test_whole(usage):
     stream = ChatStream(usage=usage)
