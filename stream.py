@@ -203,7 +203,7 @@ class ChoiceState:
     def is_silent(self):
         """Whether nothing has come of it, but white space."""
         begun = self.thought or self.spoke or self.tool_calls.calls
-        return not begun and self.leak.state == "start"
+        return not begun and self.leak.state == "start" and not self.leak.held
 
 
 class ChatStream:

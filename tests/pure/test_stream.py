@@ -1011,6 +1011,14 @@ def plain(message, finish="stop", **more):
             "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}], **more}
 
 
+def test_a_message_at_the_end_repeats_no_text_that_waits():
+    """The text could become a tag until then."""
+    stream = ChatStream()
+    out = stream.feed(sse({"choices": [choice({"role": "assistant", "content": "<"})]}))
+    out += stream.feed(sse({"choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "<"}}]}))
+    assert client(out)[1] == "<" and stream.end()
+
+
 def test_an_empty_usage_takes_no_figures_back():
     stream = ChatStream()
     stream.feed(sse({"choices": [choice({"content": "a"}, "stop")], "usage": USAGE}) + sse({"choices": [], "usage": {}}) + DONE)
