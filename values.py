@@ -41,20 +41,6 @@ def as_id(value):
     return value if isinstance(value, (str, int)) else None
 
 
-def object_in(table, name):
-    """A field that should be an object; an empty one where it is anything else."""
-    value = table.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def objects_in(table, name):
-    """The objects of a field that should be a list of them; none where it is anything else."""
-    values = table.get(name)
-    if not isinstance(values, list):
-        return []
-    return [value for value in values if isinstance(value, dict)]
-
-
 def as_dict(value):
     """The value if it is an object, else an empty one."""
     if isinstance(value, dict):
@@ -67,6 +53,16 @@ def as_list(value):
     if isinstance(value, list):
         return value
     return []
+
+
+def object_in(table, name):
+    """A field that should be an object; an empty one where it is anything else."""
+    return as_dict(table.get(name))
+
+
+def objects_in(table, name):
+    """The objects of a field that should be a list of them; none where it is anything else."""
+    return [value for value in as_list(table.get(name)) if isinstance(value, dict)]
 
 
 def figure(table, name, otherwise=None):
