@@ -36,19 +36,21 @@ NONE = Limits()
 
 
 class Ticket:
-    """A request's place: `state` is "waiting", "active" or "left"; it came at `entered`."""
+    """A request's place: `state` is "preparing", "waiting", "active" or "left"; it came at
+    `entered`."""
 
     def __init__(self, key, lane, entered):
         self.key = key
         self.lane = lane
         self.entered = entered
-        self.state = "waiting"
+        self.state = "preparing"
 
 
 class Account:
     """What a key has used.
 
-    active, waiting  its requests right now
+    active, waiting, preparing
+                     its requests right now
     last_turn        when it was last granted a slot, counted in grants
     requests         moments of the last minute's requests
     tokens           (moment, count) of the last minute; `minute` is the sum of the counts
@@ -57,8 +59,7 @@ class Account:
 
     def __init__(self):
         self.limits = NONE
-        self.active = 0
-        self.waiting = 0
+        self.active = self.waiting = self.preparing = 0
         self.last_turn = 0
         self.requests = deque()
         self.tokens = deque()
@@ -133,8 +134,8 @@ class Lane:
 class Gate:
     """`slots` requests of a model run at once, `most_waiting` wait in all.
 
-    `enter` and `leave` return the tickets that they granted; `leave` is the only counterpart of
-    `enter`.
+    `enter`, or `prepare` and later `line_up`, let a request in; `leave` is the only counterpart.
+    All but `prepare` return the tickets that they granted.
     """
 
     def __init__(self, slots, most_waiting):
@@ -184,11 +185,41 @@ class Gate:
     def enter(self, key, model, limits, now):
         """(Ticket, tickets granted) for a request. Raises a Refusal, which counts nothing."""
         account, lane = self.check(key, model, limits, now)
+        ticket = self.count(account, key, lane, now)
+        return ticket, self.queue(ticket)
+
+    def prepare(self, key, model, limits, now):
+        """A Ticket for a request that has something to do before it can wait for a slot. It counts
+        among its key's requests, of which as many may prepare as could run and wait, and holds up
+        nobody else's. Raises a Refusal, which counts nothing."""
+        account, lane = self.check(key, model, limits, now)
+        if account.preparing >= self.slots + self.most_waiting:
+            raise QueueFull(
+                f"the images of {account.preparing} of your requests are being fetched already; "
+                "let them end first",
+                retry_after=self.patience(lane, now),
+            )
+        return self.count(account, key, lane, now)
+
+    def line_up(self, ticket, now):
+        """It is prepared: tickets granted. Raises the Refusal of a queue that is full by now."""
+        account = self.account(ticket.key)
+        if ticket.lane.active >= self.slots or account.busy():
+            self.check_queue(account, ticket.lane, now)
+        return self.queue(ticket)
+
+    def count(self, account, key, lane, now):
         account.requests.append(now)
-        ticket = Ticket(key, lane, now)
-        lane.queues.setdefault(key, deque()).append(ticket)
+        account.preparing += 1
+        return Ticket(key, lane, now)
+
+    def queue(self, ticket):
+        account = self.account(ticket.key)
+        account.preparing -= 1
         account.waiting += 1
-        return ticket, self.grant()
+        ticket.state = "waiting"
+        ticket.lane.queues.setdefault(ticket.key, deque()).append(ticket)
+        return self.grant()
 
     def check_queue(self, account, lane, now):
         if account.waiting and self.waiting >= self.most_waiting:
@@ -271,8 +302,10 @@ class Gate:
             account.active -= 1
             lane.active -= 1
             lane.freed.append(now)
-        else:
+        elif ticket.state == "waiting":
             self.unqueue(ticket)
+        else:
+            account.preparing -= 1
         ticket.state = "left"
         account.spend(tokens, now)
         if not reached and ticket.entered in account.requests:

@@ -133,11 +133,13 @@ class Call:
     def fetch_images(self, ask):
         """Put the images in that the request names by their addresses. Raises Refusal.
 
-        Nothing is fetched for a request that would be turned away.
+        Nothing is fetched for a request that would be turned away, and one that is let in counts
+        from here on.
         """
         self.ask = ask
         if ask.images:
-            self.gateway.gate.check(self.key.id, ask.model.lane, self.key.limits, steady_time())
+            self.await_charges()
+            self.ticket = self.gateway.gate.prepare(*self.entry(), steady_time())
             ask.fill_in(images.fetch_all(ask.images, self.gateway.settings, self.key.id, self.hold))
 
     def hold(self, size):
@@ -151,22 +153,29 @@ class Call:
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
         self.entered = monotonic()
-        self.await_charges()
+        if not self.ticket:
+            self.await_charges()
         if ask.count:  # while the request waits, and while its prompt is read
             self.counting = spawn(self.gateway.fleet.count, ask)
             self.counting.link(lambda _: self.drop_question())
-        self.ticket, granted = self.gateway.gate.enter(
-            self.key.id, ask.model.lane, self.key.limits, steady_time()
-        )
+        gate = self.gateway.gate
+        if self.ticket:  # since its images were fetched
+            granted = gate.line_up(self.ticket, steady_time())
+        else:
+            self.ticket, granted = gate.enter(*self.entry(), steady_time())
         self.ticket.granted = Event()
         wake(granted)
+
+    def entry(self):
+        """Who wants to be let in, and where to, as the Gate asks it."""
+        return self.key.id, self.ask.model.lane, self.key.limits
 
     def await_charges(self):
         """Let the key's finished requests be charged, which takes a second at most: its limits
         could not see what they used."""
         if not self.key.limits.count_tokens:
             return
-        until = self.entered + pump.AFTERWORD
+        until = monotonic() + pump.AFTERWORD
         for call in list(self.gateway.live):
             if call.is_closing and call.key.id == self.key.id:
                 call.charged.wait(max(0, until - monotonic()))

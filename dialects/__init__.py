@@ -76,15 +76,17 @@ class Ask:
     def fill_in(self, found):
         """Put images in.
 
-        found  address -> data URL, as bytes; of those in the history some may be missing
+        found  address -> data URL, a list of bytes; of those in the history some may be missing
         """
         body = []
         for part in self.body:
-            if not isinstance(part, Earlier):
-                body.append(found[part] if isinstance(part, str) else part)
+            if not isinstance(part, str):
+                body.append(part)
+            elif not isinstance(part, Earlier):
+                body += found[part]
             elif part in found:
                 before, after = part.around
-                body += [before, found[part], after]
+                body += [before, *found[part], after]
             else:
                 self.left_out.add(part.where, "image")
                 body.append(NO_IMAGE)

@@ -42,9 +42,11 @@ MOVED = (301, 302, 303, 307, 308)
 TRIES = 3  # addresses of a name
 CONNECT_TIMEOUT = 10  # seconds for one of them
 LONGEST = 8192  # characters of an address
+LONGEST_HOST = 253  # of a host (RFC 1035, 2.3.4)
 READ = 65536  # bytes a read
-WORK = 0.005  # seconds after which whoever reads gives way
-ENCODE = 3 << 18  # bytes encoded in one go, without padding between them
+WORK = 0.005  # seconds for which all fetches together work on bytes in one go
+ENCODE = 3 << 14  # bytes encoded in one go, without padding between them
+PART = 5 << 20  # bytes of a part of a data URL at least, if it has several: see counting.py
 MAX_HEAD = 65536  # bytes, interim heads included
 FRAMED = 6  # bytes on the wire for a byte of an image at most: each may be a chunk of its own
 ENOUGH = 16  # bytes that tell what it is
@@ -68,39 +70,47 @@ logging.getLogger("urllib3").setLevel(logging.CRITICAL)
 
 
 class Shares:
-    """How many of something go on at once: at most `each` for an owner, and `most` in all. An owner
-    waits for its own first, so that what it has too much of takes no place from others."""
+    """How many of something go on at once: at most `each` for an owner, and `most` in all, beside
+    one of each owner that finds these taken: what others have going never makes it wait."""
 
     def __init__(self, each, most):
         self.owned = defaultdict(lambda: BoundedSemaphore(each))
         self.all = BoundedSemaphore(most)
+        self.beside = defaultdict(lambda: BoundedSemaphore(1))
 
     def acquire(self, owner):
-        self.owned[owner].acquire()
+        """A function that gives the share back."""
+        own = self.owned[owner]
+        own.acquire()
+        place = self.all
         try:
-            self.all.acquire()
+            if not place.acquire(blocking=False):
+                place = self.beside[owner]
+                place.acquire()
         except BaseException:  # the time is over, or the client has left
-            self.owned[owner].release()
+            own.release()
             raise
 
-    def release(self, owner):
-        self.all.release()
-        self.owned[owner].release()
+        def release():
+            place.release()
+            own.release()
+
+        return release
 
     @contextmanager
     def one(self, owner):
-        self.acquire(owner)
+        release = self.acquire(owner)
         try:
             yield
         finally:
-            self.release(owner)
+            release()
 
 
 # The owner is a key. A look-up can't be ended: it keeps its thread, and its share, for as long as
 # the system's resolver takes, which with a silent name server is half a minute.
-fetches = Shares(each=64, most=256)
-LOOK_UPS = 64
-look_ups = Shares(each=8, most=LOOK_UPS)
+fetches = Shares(each=16, most=256)
+look_ups = Shares(each=4, most=64)
+MOST_THREADS = 1000  # for look-ups: a thread is made when it is needed
 
 
 class Target(NamedTuple):
@@ -165,22 +175,16 @@ def is_own(text):
 def target_of(url, hosts):
     """The Target of a URL. `hosts` is the setting image_urls. Raises InvalidRequest where it leads
     somewhere it must not."""
+    check_length(url)
     try:
         parts = urlsplit(url)
-        host = parts.hostname or ""
-        if not host.isascii():
-            host = host.encode("idna").decode()
+        host = in_ascii(parts.hostname or "")
         port = parts.port
     except ValueError:
         raise bad("an image's address cannot be read") from None
     if port is None:
         port = PORTS.get(parts.scheme)
-    if (
-        parts.scheme not in PORTS
-        or len(url) > LONGEST
-        or not url.isprintable()
-        or "\\" in parts.netloc
-    ):
+    if parts.scheme not in PORTS or not url.isprintable() or "\\" in parts.netloc:
         raise bad("an image's address must be a plain http or https one")
     if "@" in parts.netloc:
         raise bad("an image's address must not hold a user or a password")
@@ -198,6 +202,21 @@ def target_of(url, hosts):
     return Target(parts.scheme == "https", host, port, path, named)
 
 
+def check_length(url):
+    """Before anything else is done with an address: reading one may take longer than it is long."""
+    if len(url) > LONGEST:
+        raise bad(f"an image's address has over {LONGEST:,} characters")
+
+
+def in_ascii(host):
+    """A host as the system's resolver takes it. Raises ValueError."""
+    if len(host) > LONGEST_HOST + 1:  # with a dot at its end
+        raise ValueError("too long for a host, and encoding it would take a while")
+    if host.isascii():
+        return host
+    return host.encode("idna").decode()
+
+
 def is_host(host):
     """Whether a host is a name, or an address in its usual form. Others (2130706433, 0x7f.1,
     017700000001) are there to deceive."""
@@ -206,8 +225,8 @@ def is_host(host):
     except ValueError:
         last = host.rpartition(".")[2]
         return (
-            bool(re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", host))
-            and len(host) < 254
+            len(host) <= LONGEST_HOST
+            and bool(re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", host))
             and not re.fullmatch(r"[0-9]+|0x[0-9a-f]*", last)
         )
 
@@ -228,7 +247,7 @@ def in_url(host):
 @cache
 def resolver():
     """Threads of its own: gevent's are few, and everybody's."""
-    return ThreadPool(LOOK_UPS, idle_task_timeout=60)
+    return ThreadPool(MOST_THREADS, idle_task_timeout=60)
 
 
 def look_up(host, port):
@@ -243,13 +262,13 @@ def look_up(host, port):
 def look_up_for(owner, target):
     """The addresses of a target's host. Ended early, the thread goes on and keeps the owner's share
     for so long."""
-    look_ups.acquire(owner)
+    release = look_ups.acquire(owner)
     try:
         found = resolver().spawn(look_up, target.host, target.port)
     except BaseException:
-        look_ups.release(owner)
+        release()
         raise
-    found.rawlink(lambda _: look_ups.release(owner))
+    found.rawlink(lambda _: release())
     return found.get()
 
 
@@ -271,8 +290,37 @@ def addresses_of(target, owner):
 
 @cache
 def trusted():
-    """Whose certificates count: the system's, as with engines. Reading them takes its time."""
-    return ssl.create_default_context()
+    """Whose certificates count: the system's, as with engines. Reading them takes its time, which
+    is a thread's."""
+    return gevent.get_hub().threadpool.apply(ssl.create_default_context)
+
+
+class Pace:
+    """All fetches keep it: together they work on bytes for a while in one go. If each had a while
+    of its own, twenty of them would run one after the other, and all else would wait."""
+
+    def __init__(self):
+        self.worked = 0.0
+        self.turn = BoundedSemaphore(1)
+
+    def keep(self, worked):
+        """Whoever has worked for so many seconds goes on when others have had their turn."""
+        self.worked += worked
+        if self.worked > WORK:
+            with self.turn:
+                if self.worked > WORK:  # else somebody has given way meanwhile
+                    give_way()
+                    self.worked = 0.0
+
+    def work(self, step):
+        """One that takes its time even alone."""
+        self.keep(0)
+        begun = monotonic()
+        step()
+        self.keep(monotonic() - begun)
+
+
+pace = Pace()
 
 
 class Metered(io.RawIOBase):
@@ -291,10 +339,9 @@ class Metered(io.RawIOBase):
         return True
 
     def readinto(self, buffer):
-        if monotonic() - self.since > WORK:
-            give_way()
-            self.since = monotonic()
+        pace.keep(monotonic() - self.since)  # on what was read before
         size = self.raw.readinto(buffer)
+        self.since = monotonic()
         self.left -= size
         if self.left < 0:
             raise ValueError("a server sent too much")
@@ -373,7 +420,7 @@ def ask(connection, target):
 
 
 def fetch(url, settings, owner=None, hold=lambda size: None):
-    """An image as the bytes of a data URL. Raises Refusal.
+    """An image as a data URL, a list of bytes. Raises Refusal.
 
     owner  the id of the key for which it is fetched
     hold   is told of each size that it takes in memory
@@ -396,8 +443,10 @@ def follow(url, settings, owner, hold):
         try:
             answer = ask(connection, target)
             if answer.status not in MOVED:
-                return data_url(take(answer, target.host, most, hold), target.host, hold)
-            url = urljoin(url, answer.headers.get("location", ""))
+                return take(answer, target.host, most, hold)
+            where = answer.headers.get("location", "")
+            check_length(where)
+            url = urljoin(url, where)
         finally:
             if answer:
                 answer.close()
@@ -406,22 +455,76 @@ def follow(url, settings, owner, hold):
 
 
 def take(answer, host, most, hold):
-    """The body of an answer, if it is an image and not too large."""
+    """The body of an answer as a data URL, if it is an image and not too large."""
     if answer.status != 200:
         raise bad(f"{host} answers with status {answer.status}")
     if answer.headers.get("content-encoding", "identity").lower() != "identity":
         raise ValueError("compressed, though it was asked not to")
     if int_of(answer.headers.get("content-length")) > most:
         raise too_large(host, most)
-    data = bytearray()
+    url = DataUrl(host, hold)
+    size = 0
     while piece := read(answer, host):
-        hold(len(piece))
-        data += piece
-        if len(data) >= ENOUGH:
-            format_of(data, host)
-        if len(data) > most:
+        size += len(piece)
+        if size > most:
             raise too_large(host, most)
-    return data
+        url.add(piece)
+    return url.end()
+
+
+class DataUrl:
+    """A data URL that is made as its image comes: bytes that many have to wait for are not gone
+    over in one go.
+
+    rest     bytes of the image that are still to be encoded
+    encoded  what is encoded, and will be a part of the URL
+    parts    the parts that are ready
+    kind     png, jpeg, gif or webp, or None while too little has come
+    """
+
+    def __init__(self, host, hold):
+        self.host = host
+        self.hold = hold
+        self.rest = bytearray()
+        self.encoded = []
+        self.size = 0  # of what is encoded
+        self.parts = []
+        self.kind = None
+
+    def add(self, piece):
+        self.rest += piece
+        if self.kind is None and len(self.rest) >= ENOUGH:
+            self.begin()
+        if len(self.rest) >= ENCODE:
+            self.encode(len(self.rest) // 3 * 3)  # all but the end is without padding
+            if self.size >= PART:
+                pace.work(self.join)
+
+    def end(self):
+        """The URL, a list of bytes."""
+        if self.kind is None:
+            self.begin()
+        self.encode(len(self.rest))
+        if self.size < PART and self.parts:
+            self.encoded.insert(0, self.parts.pop())
+        pace.work(self.join)
+        return self.parts
+
+    def begin(self):
+        self.kind = format_of(self.rest, self.host)
+        self.encoded = [b"data:image/%b;base64," % self.kind.encode()]
+
+    def encode(self, size):
+        text = b64encode(self.rest[:size])
+        del self.rest[:size]
+        self.hold(len(text))
+        self.encoded.append(text)
+        self.size += len(text)
+
+    def join(self):
+        self.parts.append(b"".join(self.encoded))
+        self.encoded = []
+        self.size = 0
 
 
 def read(answer, host):
@@ -430,17 +533,6 @@ def read(answer, host):
         return answer.read1(READ)
     except HTTPError:
         raise bad(f"{host} broke off in the middle of an image") from None
-
-
-def data_url(data, host, hold):
-    """An image as the bytes of a data URL, made piece by piece."""
-    parts = [b"data:image/%b;base64," % format_of(data, host).encode()]
-    for at in range(0, len(data), ENCODE):
-        give_way()
-        parts.append(b64encode(data[at : at + ENCODE]))
-    url = b"".join(parts)
-    hold(len(url) - len(data))
-    return url
 
 
 def format_of(data, host):
@@ -469,8 +561,8 @@ def too_large(host, most):
 
 
 def fetch_all(urls, settings, owner=None, hold=lambda size: None):
-    """{url: data URL, as bytes} of all, fetched at the same time, and each once. One that fails
-    ends the others. Raises Refusal. See `fetch`.
+    """{url: data URL, a list of bytes} of all, fetched at the same time, and each once. One that
+    fails ends the others. Raises Refusal. See `fetch`.
 
     Those in a history, which come again with every request, are left out where they fail, or where
     there are too many: the last ones are fetched then.
@@ -488,13 +580,13 @@ def fetch_all(urls, settings, owner=None, hold=lambda size: None):
     try:
         for task in gevent.iwait(list(tasks)):
             url = tasks[task]
-            if isinstance(task.value, bytes):
+            if isinstance(task.value, list):
                 found[url] = task.value
             elif url in needed or not isinstance(task.value, (InvalidRequest, TooLarge)):
                 raise task.value
         # The engine gets each as often as it is named.
-        often = sum(len(found[url]) for url in urls if url in found)
-        hold(often - sum(map(len, found.values())))
+        sizes = {url: sum(map(len, parts)) for url, parts in found.items()}
+        hold(sum(sizes[url] for url in urls if url in found) - sum(sizes.values()))
     finally:
         gevent.killall(list(tasks), block=False)  # also when the client leaves
     return found

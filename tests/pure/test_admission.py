@@ -1,5 +1,6 @@
 """The Gate, as lists of events in and lists of decisions out; then properties that hold after any events."""
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -88,6 +89,36 @@ def test_a_check_counts_nothing():
     with pytest.raises(Refusal, match="restarting"):
         gate.check("a", "m", NONE, NOON)
     assert (gate.active, gate.waiting) == (1, 1)
+
+
+def test_a_request_that_prepares_counts_but_takes_no_place():
+    """It is one of its key's requests a minute; it holds no slot, and nobody's place in the queue."""
+    gate, limits = Gate(1, 1), Limits(requests_per_minute=3)
+    first, second = gate.prepare("a", "m", limits, NOON), gate.prepare("a", "m", limits, NOON)
+    assert (gate.active, gate.waiting) == (0, 0)
+    with pytest.raises(Refusal, match="2 of your requests are being fetched"):      # as many as could run and wait
+        gate.prepare("a", "m", limits, NOON)
+    other, granted = gate.enter("b", "m", NONE, NOON)
+    assert granted == [other] and gate.line_up(first, NOON) == [] and first.state == "waiting"
+    with pytest.raises(Refusal) as caught:
+        gate.prepare("a", "m", limits, NOON)
+    assert caught.value.code == "overloaded"
+    with pytest.raises(Refusal) as caught:          # the queue is full by now
+        gate.line_up(second, NOON)
+    assert caught.value.code == "overloaded" and second.state == "preparing"
+    assert gate.leave(second, 0, False, NOON) == gate.leave(second, 0, False, NOON) == []
+    assert gate.leave(other, 0, True, NOON) == [first]
+    assert len(gate.account("a").requests) == 1 and gate.account("a").preparing == 0
+
+
+def test_one_that_prepared_in_vain_is_not_counted():
+    gate, limits = Gate(1, 1), Limits(requests_per_minute=1)
+    ticket = gate.prepare("a", "m", limits, NOON)
+    with pytest.raises(Refusal, match="requests a minute"):
+        gate.prepare("a", "m", limits, NOON)
+    gate.leave(ticket, 0, False, NOON + 9)
+    ticket = gate.prepare("a", "m", limits, NOON + 9)
+    assert gate.line_up(ticket, NOON + 9) == [ticket]
 
 
 def test_slots_are_per_model():
@@ -264,7 +295,7 @@ def test_windows_as_headers():
 
 # ---- properties
 
-EVENTS = st.lists(st.tuples(st.sampled_from("eeel"), st.sampled_from("abcd"), st.integers(0, 40), st.sampled_from("mn")), max_size=120)
+EVENTS = st.lists(st.tuples(st.sampled_from("eeepqlll"), st.sampled_from("abcd"), st.integers(0, 40), st.sampled_from("mn")), max_size=120)
 CAPS = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3))
 
 
@@ -274,7 +305,16 @@ def test_whatever_happens(events, slots, most_waiting, caps):
     limits = {key: Limits(active=caps.get(key)) for key in "abcd"}
     for kind, key, number, model in events:
         now += 1
-        if kind == "e":
+        if kind == "p":
+            granted = []
+            with suppress(Refusal):
+                tickets.append(gate.prepare(key, model, limits[key], now))
+        elif kind == "q":
+            granted = []
+            for ticket in [ticket for ticket in tickets if ticket.state == "preparing"][:1]:
+                with suppress(Refusal):
+                    granted = gate.line_up(ticket, now)
+        elif kind == "e":
             had_none = not gate.account(key).waiting
             try:
                 ticket, granted = gate.enter(key, model, limits[key], now)
@@ -308,7 +348,8 @@ def check(gate, tickets, caps, slots):
         if lane.active < slots:                     # a slot is free: whoever waits must not be allowed it
             assert all(by_key[ticket.key] >= caps.get(ticket.key, 99) for ticket in waiting if ticket.lane is lane)
     for key, account in gate.accounts.items():
-        assert account.active == by_key[key]
+        mine = Counter(ticket.state for ticket in tickets if ticket.key == key)
+        assert (account.active, account.waiting, account.preparing) == tuple(mine[state] for state in ("active", "waiting", "preparing"))
 
 
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=60), st.integers(1, 3))

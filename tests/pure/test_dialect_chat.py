@@ -386,7 +386,7 @@ def test_addresses_of_images_are_taken_out(role, streams):
     """They are for the gateway to fetch: a str between the bytes, where the data URL goes."""
     one = read(with_images(*ADDRESSES, PNG, ADDRESSES[0], role=role, stream=streams))
     assert one.images == [*ADDRESSES, ADDRESSES[0]]
-    one.fill_in({url: b"<%b>" % url.encode() for url in ADDRESSES})
+    one.fill_in({url: [b"<", b"%b>" % url.encode()] for url in ADDRESSES})
     filled = b"".join(one.body)
     wanted = with_images(*(f"<{url}>" for url in ADDRESSES), PNG, f"<{ADDRESSES[0]}>", role=role)["messages"]
     assert [message["content"] for message in json.loads(filled)["messages"]] == [wanted[0]["content"]]

@@ -472,7 +472,7 @@ def test_no_form_of_a_history_is_refused(past):
             (read_items, {}), (read_items, {"stream": True})]
     made = [read(*copy.deepcopy(past), *asked, **fields) for read, fields in ways]
     for one in made:
-        one.fill_in(dict.fromkeys(one.images, b"data:image/png;base64,AA=="))
+        one.fill_in(dict.fromkeys(one.images, [b"data:image/png;base64,AA=="]))
         check_messages(json.loads(b"".join(one.body or one.count))["messages"])
     named = [one.ignored for one in made]
     assert named[0] == named[1] and named[2] == named[3] == named[4] and named[5] == named[6]

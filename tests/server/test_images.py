@@ -13,6 +13,7 @@ import gevent.socket
 import gevent.ssl
 import pytest
 
+from counting import LOOKED_AT
 from engines import images
 from errors import InvalidRequest, Refusal, TooLarge
 from front.large_json import LONG
@@ -112,7 +113,8 @@ def test_hosts_that_are_none(host):
     ("http://example.org:0/", "ports"), ("http://example.org:22/", "ports"), ("http://example.org:8080/", "ports"),
     ("https://example.org:6379/", "ports"), ("http://example.org:99999/", "read"), ("http://example.org:x/", "read"),
     ("http://example.org/\r\nHost: a", "plain http"), ("http://exam\tple.org/", "plain http"),
-    ("http://example.org/" + "a" * 9000, "plain http"),
+    ("http://example.org/" + "a" * 9000, "over 8,192 characters"), ("http://" + "é." * 120 + "a/" + "a" * 8000, "over 8,192"),
+    ("http://" + "é." * 130 + "a/", "read"), ("HTTP://" + "a." * 130 + "a/", "read"), ("http://" + "a." * 126 + "ab/", "no host"),
     ("http://example.org/\ue000mark:0\ue000", "plain http"), ("http:///a", "no host"), ("http://?a", "no host"),
 ])
 def test_urls_that_lead_nowhere(url, words):
@@ -256,36 +258,37 @@ def test_slow_names_of_one_key_hold_up_no_other(server, silent):
     gevent.joinall(slow)
     assert all("within 0.3 seconds" in task.value.message for task in slow)
     begun = time.monotonic()
-    assert images.fetch(url, settings(server.host), "bob") == url_of(PNG) and time.monotonic() - begun < 3
+    assert images.fetch(url, settings(server.host), "bob") == [url_of(PNG)] and time.monotonic() - begun < 3
     with pytest.raises(InvalidRequest, match="within 0.3 seconds"):
         images.fetch(url, short, "ann")
     silent.set()
-    assert images.fetch(url, settings(server.host), "ann") == url_of(PNG)
+    assert images.fetch(url, settings(server.host), "ann") == [url_of(PNG)]
 
 
-def test_slow_names_of_everybody_are_bounded(server, silent):
-    """Then all wait, and go on as soon as the resolver answers."""
-    url, keys = play(server, *sends(PNG)), range(images.LOOK_UPS)
-    slow = [gevent.spawn(images.attempt, f"http://{key}.slow.example.org/", settings(), key, len) for key in keys]
+def test_slow_names_of_everybody_hold_up_no_other(server, silent):
+    """Nor do those of sixteen keys, with which all shares are taken: there is one beside them for each."""
+    url, keys = play(server, *sends(PNG)), range(16)
+    slow = [gevent.spawn(images.attempt, f"http://{n}.slow.example.org/", settings(), key, len) for key in keys for n in range(6)]
     gevent.sleep(0.1)
-    assert threading.active_count() < images.LOOK_UPS + 20
-    waits = gevent.spawn(images.fetch, url, settings(server.host, image_timeout=9), "bob")
-    gevent.sleep(0.1)
-    assert not waits.ready()
+    assert images.look_ups.all.locked() and threading.active_count() < 64 + 20
+    assert images.fetch(url, settings(server.host), "bob") == [url_of(PNG)]
     silent.set()
-    gevent.joinall([*slow, waits])
-    assert waits.value == url_of(PNG) and all("no public address" in task.value.message for task in slow)
+    gevent.joinall(slow)
+    assert all("no public address" in task.value.message for task in slow)
 
 
 def test_slow_servers_of_one_key_hold_up_no_other(server, monkeypatch):
-    monkeypatch.setattr(images, "fetches", images.Shares(each=2, most=8))
-    slow = [gevent.spawn(images.attempt, play(server, Hang(), path=f"/{n}.png"), settings(server.host), "ann", len)
-            for n in range(9)]
+    """Nor do those of several, with which all shares are taken. A key's own wait for each other."""
+    shares = images.Shares(each=2, most=4)
+    monkeypatch.setattr(images, "fetches", shares)
+    slow = [gevent.spawn(images.attempt, play(server, Hang(), path=f"/{n}.png"), settings(server.host, image_timeout=9), key, len)
+            for key in ("ann", "amy", "abe") for n in range(9)]
     gevent.sleep(0.1)
-    assert server.connections == 2
-    assert images.fetch(play(server, *sends(PNG)), settings(server.host), "bob") == url_of(PNG)
+    assert server.connections == 5 and shares.all.locked()      # abe's one is beside the four
+    urls = [play(server, *sends(PNG), path=f"/quick{n}.png") for n in range(5)]
+    assert images.fetch_all(urls, settings(server.host), "bob") == dict.fromkeys(urls, [url_of(PNG)])
     gevent.killall(slow)
-    assert images.fetch(play(server, *sends(PNG)), settings(server.host), "ann") == url_of(PNG)
+    assert images.fetch(urls[0], settings(server.host), "ann") == [url_of(PNG)] and not shares.all.locked()
 
 
 # ---- servers
@@ -320,7 +323,7 @@ def sends(data, type="image/png", **headers):
 @pytest.mark.parametrize("data, kind", [(PNG, "png"), (JPEG, "jpeg"), (GIF, "gif"), (WEBP, "webp")])
 @pytest.mark.parametrize("type", ["image/png", "text/html", "", "application/octet-stream"])
 def test_an_image_is_one_by_its_first_bytes(server, data, kind, type):
-    assert images.fetch(play(server, *sends(data, type)), settings(server.host)) == url_of(data, kind)
+    assert images.fetch(play(server, *sends(data, type)), settings(server.host)) == [url_of(data, kind)]
     request = server.probes[-1]
     assert (request.method, request.header("host"), request.header("accept-encoding")) == ("GET", server.host, "identity")
     assert not {"authorization", "cookie", "referer"} & {name.lower() for name, _ in request.headers}
@@ -338,7 +341,7 @@ def test_what_is_no_image(server, data):
 def test_an_image_in_pieces(server, size):
     for head in (Head(framing="chunked"), Head(framing="close"), Head(framing=len(PNG))):
         url = play(server, head, Dribble(PNG, size), *([Close()] if head.framing == "close" else []))
-        assert images.fetch(url, settings(server.host)) == url_of(PNG)
+        assert images.fetch(url, settings(server.host)) == [url_of(PNG)]
 
 
 @pytest.mark.parametrize("status", [204, 400, 401, 404, 500, 304])
@@ -374,8 +377,15 @@ def test_hostile_servers_are_bounded(server, name):
     held, begun = [], time.monotonic()
     with pytest.raises(kind):
         images.fetch(play(server, *steps), settings(server.host, image_timeout=0.6), hold=held.append)
-    assert time.monotonic() - begun < 5 and sum(held) <= (1 << 20) + (1 << 17)
+    assert time.monotonic() - begun < 5 and sum(held) <= (1 << 20) * 4 / 3 + (1 << 17)
     wait_until(lambda: not server.threads, 5)        # nothing stays connected
+
+
+@pytest.mark.parametrize("where", ["/" + "é." * 20_000, "http://" + "é." * 20_000 + "a/", "../" * 15_000], ids=lambda where: where[:9])
+def test_redirects_to_an_address_that_is_too_long(server, where):
+    where = where.encode().decode("latin-1")
+    url = play(server, Head(302, {"Location": where}, framing=0))
+    assert "over 8,192 characters" in refused(url, server.host) and server.connections == 1
 
 
 def longest_run(work):
@@ -408,22 +418,36 @@ def test_hostile_servers_hold_nobody_up(server, name):
 
 
 def test_large_images_hold_nobody_up(server):
-    data = PNG + bytes(19 << 20)
-    urls = [play(server, *sends(data), path=f"/{n}") for n in range(3)]
-    found, longest = longest_run(lambda: images.fetch_all(urls, settings(server.host, max_image=20 << 20, image_timeout=20)))
-    assert all(url == url_of(data) for url in found.values()) and len(found) == 3 and longest < 0.05
+    """Sixteen of 20 MB that come at once. Theirs are the shortest runs, not each one's."""
+    data = PNG + bytes((20 << 20) - len(PNG))
+    urls, held = [play(server, *sends(data), path=f"/{n}") for n in range(16)], []
+    found, longest = longest_run(lambda: images.fetch_all(urls, settings(server.host, max_image=20 << 20, image_timeout=60),
+                                                          hold=held.append))
+    assert len(found) == 16 and longest < 0.03
+    assert all(b"".join(url) == url_of(data) for url in list(found.values())[:2])
+    assert sum(held) == sum(len(part) for url in found.values() for part in url) - 16 * len(b"data:image/png;base64,")
+    assert all(len(part) > LOOKED_AT for url in found.values() for part in url)     # or they would be counted as text
+
+
+@pytest.mark.parametrize("extra", range(-2, 3))
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_an_image_in_parts(server, parts, extra):
+    """However its length falls."""
+    data = PNG + bytes(parts * images.PART // 4 * 3 - len(PNG) + extra)
+    url = images.fetch(play(server, *sends(data)), settings(server.host, max_image=20 << 20))
+    assert b"".join(url) == url_of(data) and 1 <= len(url) <= parts and all(len(part) > images.PART - 99 for part in url)
 
 
 def test_interim_heads(server):
     head = Raw(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")
-    assert images.fetch(play(server, head, *sends(PNG)), settings(server.host)) == url_of(PNG)
+    assert images.fetch(play(server, head, *sends(PNG)), settings(server.host)) == [url_of(PNG)]
 
 
 def test_an_image_in_the_smallest_chunks(server):
     """Six bytes on the wire for each of its own, and still an image of the size that is allowed."""
     data = PNG + bytes(30_000)
     url = play(server, Head(), Raw(b"".join(b"1\r\n%c\r\n" % byte for byte in data) + b"0\r\n\r\n"), Close())
-    assert images.fetch(url, settings(server.host, max_image=len(data))) == url_of(data)
+    assert images.fetch(url, settings(server.host, max_image=len(data))) == [url_of(data)]
 
 
 def test_the_log_does_not_name_addresses(server, caplog):
@@ -434,7 +458,7 @@ def test_the_log_does_not_name_addresses(server, caplog):
 
 
 def test_more_than_the_length_says(server):
-    assert images.fetch(play(server, Head(framing=len(PNG)), PNG + b"more"), settings(server.host)) == url_of(PNG)
+    assert images.fetch(play(server, Head(framing=len(PNG)), PNG + b"more"), settings(server.host)) == [url_of(PNG)]
 
 
 def test_nobody_listens():
@@ -450,7 +474,7 @@ def test_nobody_listens():
 def test_redirects(server, status):
     play(server, *sends(PNG), path="/b.png")
     url = play(server, Head(status, {"Location": "/b.png?x=1#y"}, framing=0))
-    assert images.fetch(url, settings(server.host)) == url_of(PNG)
+    assert images.fetch(url, settings(server.host)) == [url_of(PNG)]
 
 
 @pytest.mark.parametrize("where", ["http://127.0.0.1:{port}/", "http://localhost:{port}/", "http://inside.example.org/",
@@ -514,7 +538,7 @@ def test_tls_is_verified_against_the_name(certificate, monkeypatch, host, trusts
         thread.start()
         address = f"{host}:{listener.getsockname()[1]}"
         if good:
-            assert images.fetch(f"https://{address}/", settings(address)) == url_of(PNG)
+            assert images.fetch(f"https://{address}/", settings(address)) == [url_of(PNG)]
         else:
             assert "does not answer" in refused(f"https://{address}/", address)
         thread.join(5)
@@ -528,7 +552,7 @@ def test_all_at_once(server):
     urls = [play(server, Head(framing=len(PNG)), Dribble(PNG, 10, 0.05), path=f"/{n}.png") for n in range(8)]
     begun = time.monotonic()
     found = images.fetch_all([*urls, *urls], settings(server.host, image_timeout=5))
-    assert found == dict.fromkeys(urls, url_of(PNG)) and time.monotonic() - begun < 3.5 and server.connections == 8
+    assert found == dict.fromkeys(urls, [url_of(PNG)]) and time.monotonic() - begun < 3.5 and server.connections == 8
 
 
 def test_too_many(server, connected):
@@ -540,7 +564,7 @@ def test_too_many(server, connected):
 def test_one_address_many_times(server):
     """It is fetched once, but the engine would get it as often as it is named."""
     url, held = play(server, *sends(PNG)), []
-    assert images.fetch_all([url] * 5, settings(server.host), hold=held.append) == {url: url_of(PNG)}
+    assert images.fetch_all([url] * 5, settings(server.host), hold=held.append) == {url: [url_of(PNG)]}
     assert server.connections == 1 and held[-1] == 4 * len(url_of(PNG))
     with pytest.raises(InvalidRequest, match="17 images to fetch"):
         images.fetch_all([url] * 17, settings(server.host))
@@ -712,6 +736,42 @@ def test_nothing_is_fetched_for_a_key_that_is_over_its_limit(gate, server):
     url, client = play(server, *sends(PNG)), gate.client(key)
     body = {"messages": [{"role": "user", "content": [part(url)]}]}
     assert [client.post(CHAT, body).status for _ in range(3)] == [200, 429, 429] and server.connections == 1
+
+
+def test_a_key_fetches_inside_its_limits(gate, server):
+    """Its requests count from before their images are fetched, take no slot meanwhile, hold up no other key, and count no
+    more once they are refused for their images."""
+    key = gate.add_key("amy")
+    assert gate.keys("limit", "amy", "--rpm", "2", "--active", "1").returncode == 0
+    slow = [part(play(server, Head(), PNG, Hang(), path=f"/slow{n}.png")) for n in range(3)]
+    url, client = play(server, *sends(PNG)), gate.client(key)
+    waiting = [client.open() for _ in range(12)]
+    for number, connection in enumerate(waiting):
+        connection.start("POST", CHAT, {"messages": [{"role": "user", "content": slow}], "stream": number % 2 == 0})
+    wait_until(lambda: len(server.threads) == 6, 5, what="two requests' images")
+    begun = time.monotonic()
+    assert gauge(gate, "sparks_active") == 0
+    assert ask(gate, url).status == 200 and time.monotonic() - begun < 1.5
+    assert sorted(connection.answer().status for connection in waiting) == [400] * 2 + [429] * 10
+    assert server.connections == 7
+    for connection in waiting:
+        connection.close()
+    body = {"messages": [{"role": "user", "content": [part(url)]}]}
+    assert [client.post(CHAT, body).status for _ in range(3)] == [200, 200, 429]
+
+
+def test_the_gateway_ends_while_images_are_fetched(gateway, engine, server):
+    """They have as long as what runs; what is still to be fetched then ends with an error."""
+    NAMES.clear()
+    front = gateway(image_urls=f"127.0.0.1:{server.port}", image_timeout=20, drain=0.3)
+    play(server, Head(), PNG, Hang())
+    with front.client().open() as connection:
+        connection.start("POST", CHAT, {"messages": [{"role": "user", "content": [part(f"http://127.0.0.1:{server.port}/a.png")]}]},
+                         {"x-request-id": "draining"})
+        wait_until(lambda: server.threads, 5)
+        front.stop()
+        assert connection.answer().status == 503
+    assert row_of(front.db, "draining")["error"] == "shutting_down"
 
 
 @pytest.mark.parametrize("streams", [True, False])
