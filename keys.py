@@ -33,6 +33,7 @@ import reasoning
 import settings
 from admission import Limits
 from errors import InvalidKey, SettingsError
+from log import printable
 from store import ledger, report
 from store.database import database, open_database
 
@@ -202,6 +203,12 @@ def change(rows, **columns):
 # ---- the owner's commands
 
 
+def tell(line):
+    """Print a line. What engines call their models, for one, must not move the terminal's
+    cursor."""
+    click.echo(printable(line))
+
+
 def dump(value):
     click.echo(json.dumps(value, indent=2))
 
@@ -222,7 +229,6 @@ def iso(moment):
 
 def checked_name(name):
     name = name.strip()
-    # What is printed must not move the terminal's cursor.
     if not 1 <= len(name) <= 64 or not name.isprintable():
         raise click.ClickException("a name has 1 to 64 printable characters")
     return name
@@ -232,6 +238,9 @@ class Commands(click.Group):
     def invoke(self, ctx):
         try:
             return super().invoke(ctx)
+        except click.ClickException as error:
+            error.message = printable(error.message)
+            raise
         except UnicodeEncodeError:
             raise click.ClickException("what was typed is not valid UTF-8") from None
         except peewee.DatabaseError as error:
@@ -297,7 +306,7 @@ def list_keys(as_json):
         state = "active"
         if row.revoked:
             state = f"revoked {iso(row.revoked)}"
-        click.echo(f"{row.name:{width}}  {row.prefix}...  {iso(row.created)}  {state}")
+        tell(f"{row.name:{width}}  {row.prefix}...  {iso(row.created)}  {state}")
 
 
 @cli.command()
@@ -313,7 +322,7 @@ def revoke(name_or_prefix, as_json):
         dump([facts(row) for row in changed])
     else:
         for row in changed:
-            click.echo(f"revoked {row.prefix}... of {row.name}")
+            tell(f"revoked {row.prefix}... of {row.name}")
     tell_revoked(revoked)
 
 
@@ -462,7 +471,7 @@ def limit(name_or_prefix, clear, as_json, **given):
         dump([limit_facts(row) for row in rows])
     else:
         for row in rows:
-            click.echo(f"{row.name}  {row.prefix}...  {limit_line(row)}")
+            tell(f"{row.name}  {row.prefix}...  {limit_line(row)}")
     tell_revoked(revoked)
 
 
@@ -529,6 +538,7 @@ def usage(name, since, days, by, as_json, as_csv, plot):
     totals = report.usage(by, name, first)
     if as_json and not plot:
         return dump(totals)
+    totals = [{**row, by: printable(row[by])} for row in totals]
     if as_csv and not plot:
         return click.echo(report.as_csv(totals, by), nl=False)
     if not totals:
@@ -557,7 +567,7 @@ def show_log(name, status, most, follow, as_json):
     seen = 0
     while True:
         for request in report.requests(name, statuses, seen, most):
-            click.echo(write(request))
+            tell(write(request))
             seen = request["rowid"]
         if not follow:
             return
@@ -588,7 +598,7 @@ def show(request_id, as_json):
         return dump(found)
     for request in found:
         for line in report.all_lines(request):
-            click.echo(line)
+            tell(line)
 
 
 if __name__ == "__main__":

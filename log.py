@@ -17,15 +17,15 @@ from time import time
 MOST = 4000  # bytes at a time: a pipe that is ready takes PIPE_BUF of them, 4096, without waiting
 READY = 4  # poll's POLLOUT
 STDOUT = 1
-BARE = re.compile(r'[^ "=\n\r\t]+')  # a value that needs no quotes
+BARE = re.compile(r'[^ "=]+')  # a value that needs no quotes, if it can be printed
 
 
 def say(text):
-    """Write a line to stdout.
+    """Write a line to stdout, or several.
 
     It is dropped where that would wait: nobody reads the pipe, or the disk is full.
     """
-    data = (text + "\n").encode("utf-8", "backslashreplace")
+    data = (lines_of(text) + "\n").encode("utf-8", "backslashreplace")
     with suppress(OSError):  # nowhere to say it
         poller = stdout_poller()
         for at in range(0, len(data), MOST):
@@ -47,12 +47,12 @@ def stdout_poller():
 
 
 def json_line(fields):
-    known = {name: value for name, value in fields.items() if value is not None}
-    return json.dumps(known, ensure_ascii=False)
+    return in_json({name: value for name, value in fields.items() if value is not None})
 
 
 def logfmt_line(fields):
-    """name=value pairs, without those that are None; a traceback stands below them as it is."""
+    """name=value pairs, without those that are None; a traceback stands below them, indented, so
+    that no line of it can pass for one of the log's."""
     pairs = " ".join(
         [
             f"{name}={quoted(value)}"
@@ -61,15 +61,43 @@ def logfmt_line(fields):
         ]
     )
     if fields.get("traceback"):
-        return f"{pairs}\n{fields['traceback']}"
+        return f"{pairs}\n{indented(fields['traceback'])}"
     return pairs
 
 
 def quoted(value):
     text = str(value)
-    if BARE.fullmatch(text):
+    if BARE.fullmatch(text) and text.isprintable():
         return text
-    return json.dumps(text, ensure_ascii=False)
+    return in_json(text)
+
+
+def in_json(value):
+    """A value as JSON that no terminal and no reader of lines stumbles over: in plain ASCII where
+    it holds what cannot be printed, a line separator or a mark that turns the writing round."""
+    text = json.dumps(value, ensure_ascii=False)
+    if text.isprintable():
+        return text
+    return json.dumps(value)
+
+
+def indented(text):
+    return "\n".join(f"  {line}" for line in text.split("\n"))
+
+
+def lines_of(text):
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def printable(text):
+    """A text as it may stand in a line of a terminal: what cannot be printed is an escape."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else escape(one) for one in text)
+
+
+def escape(character):
+    return character.encode("unicode_escape").decode()
 
 
 LINES = {"logfmt": logfmt_line, "json": json_line}  # by the setting `log`

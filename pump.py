@@ -252,10 +252,11 @@ class Pump:
         if self.stream.tokens != self.tokens:
             self.tokens = self.stream.tokens
             self.token = now
-        if self.stream.finished and now - self.token > SILENCE:
+        if not self.stream.finished:
+            self.check_engine(now)
+        elif now - self.token > min(SILENCE, self.limits.stall_timeout):
             self.end()
             return
-        self.check_engine(now)
         if now - self.written >= self.limits.keepalive - 0.05:
             self.write(self.stream.alive())
 

@@ -1,5 +1,7 @@
 """What the start says, in one screen."""
 
+from log import printable
+
 
 def screen(settings, models, keys, is_local):
     """The text. `models` are those that are loaded, `keys` is the number of active ones."""
@@ -36,6 +38,7 @@ def engine_line(models, is_local):
 
 
 def described(model):
+    name = printable(model.id)
     if not model.context:
-        return model.id
-    return f"{model.id}, {model.context:,} tokens of context"
+        return name
+    return f"{name}, {model.context:,} tokens of context"

@@ -138,11 +138,11 @@ ARROWS = {
     "store": set(),
     "engines": {"loop", "tcp", "counting"},
     "engines.local": {"engines"},
-    "keys": {"store", "admission", "reasoning"},
+    "keys": {"store", "admission", "reasoning", "log"},
     "call": {"pump", "watch", "engines", "admission", "store", "stream", "values", "counting"},
     "dialects": {"stream", "mending", "values", "reasoning", "engines.kinds"},
     "pages": {"reasoning", "front.routes"},
-    "front": {"call", "dialects", "pages", "store", "values", "loop", "tcp"},
+    "front": {"call", "dialects", "pages", "store", "values", "loop", "tcp", "log"},
     "sparks": {"front", "engines", "engines.local", "store", "call", "keys", "admission", "log", "metrics"},
 }
 FREE = {"errors", "settings"}

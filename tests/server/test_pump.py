@@ -58,10 +58,10 @@ def one(house):
     assert not house.engine.faults, house.engine.faults[0]
 
 
-def begin(gateway, ident, **client):
+def begin(gateway, ident, n=1, **client):
     """A stream that has begun: (answer, its events)."""
     connection = gateway.client(**client).open()
-    connection.start("POST", PATH, BODY, {"x-request-id": ident})
+    connection.start("POST", PATH, {**BODY, "n": n}, {"x-request-id": ident})
     answer = connection.answer()
     assert answer.status == 200
     return answer
@@ -162,3 +162,21 @@ def end_of(stuck):
         return 499
     assert last.json()["error"]["code"] == "shutting_down"
     return 503
+
+
+@pytest.mark.parametrize("stall_timeout", [0.3, 1.2])
+def test_an_answer_that_is_finished_is_no_silence(stock, tmp_path, stall_timeout):
+    """However soon an engine's silence is an error: without [DONE], with usage or not, and where nobody can tell how many
+    choices there will be (`n` is a text). One that is not finished is an error all the same."""
+    with Engine() as engine, started(engine, tmp_path, stock, stall_timeout=stall_timeout, keepalive=0.2) as gateway:
+        begun = {}
+        for number, (n, usage) in enumerate([(1, True), (1, False), ("1", True), ("1", False)]):
+            events = chat_chunks("Hello there", usage=usage, done=False)
+            engine.play(*events, Hang())
+            begun[f"finished-{number}"] = (begin(gateway, f"finished-{number}", n=n), len(events) + 1)
+        engine.play(*chat_chunks("Hello there")[:2], Hang())
+        silent = begin(gateway, "silent")
+        for name, (answer, count) in begun.items():
+            said = [event.data for event in answer.events() if event.data]
+            assert said[-1] == "[DONE]" and len(said) == count and row_of(gateway.db, name)["status"] == 200
+        assert "no token for" in list(silent.events())[-1].data and row_of(gateway.db, "silent")["status"] == 504
