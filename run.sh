@@ -68,11 +68,36 @@ make_venv() {
   local base
   base=$(find_python)
   "$base" -c 'import ensurepip, venv' 2>/dev/null || fail "this Python cannot make .venv: apt install python3-venv"
+  check_venv
   say "making .venv with $("$base" --version)"
-  rm -rf "$venv"
-  "$base" -m venv "$venv" >&2 || fail "$base could not make $venv"
+  rm -rf "$venv-old"
+  [ ! -e "$venv" ] || mv "$venv" "$venv-old"       # it comes back if there can be no other
+  if ! "$base" -m venv "$venv" >&2; then
+    rm -rf "$venv"
+    [ ! -e "$venv-old" ] || mv "$venv-old" "$venv"
+    fail "$base could not make $venv"
+  fi
   identity "$python" > "$venv/made-by"
+  rm -rf "$venv-old"
 }
+
+# Ends with a line that says what to do where .venv cannot be made or changed, before anything is.
+check_venv() {
+  local folder
+  if [ -L "$venv" ]; then
+    fail "$venv is a link to $(readlink "$venv"), where not all is as requirements.txt wants it: set that up, or remove the link"
+  fi
+  [ ! -e "$venv" ] || [ -d "$venv" ] || fail "$venv is no folder: move it away, and a start makes one"
+  same_python || can_write "$home" || fail "$home cannot be written to, and needs a .venv: let its owner run ./run.sh once"
+  [ -d "$venv" ] || return 0
+  while IFS= read -r folder; do
+    [ "$folder" != "$venv" ] || can_write "$folder" && [ -w "$folder" ] && [ -x "$folder" ] ||
+      fail "$venv has to be set up anew, and $folder cannot be changed: run ./run.sh as its owner, or remove $venv"
+  done < <(find "$venv" -type d 2>/dev/null)
+}
+
+# A file that cannot be made there tells of more than [ -w ] does: root may write anywhere but where nobody may.
+can_write() { [ -w "$1" ] && [ -x "$1" ] && ( : > "$1/.run.sh-$$" ) 2>/dev/null && rm -f "$1/.run.sh-$$"; }
 
 # ---- packages
 
@@ -119,7 +144,9 @@ prepare() {
       flock --nonblock 9 || { say "waiting for another set-up to end"; flock 9; }
     fi
     local name
-    same_python || make_venv
+    if ! same_python; then make_venv
+    elif ! ready "$@"; then check_venv
+    fi
     for name; do installed "$name" || install "$name"; done
   } 9<"$home/run.sh"
 }

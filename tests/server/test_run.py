@@ -5,8 +5,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +24,7 @@ case "$*" in
   *sys.exit*) [ ! -e "$notes/too-old" ] ;;
   -ISc*) cat "$notes/identity" ;;
   --version) echo "Python 3.12.9" ;;
-  "-m venv "*) echo venv >> "$notes/done"; mkdir -p "$3/bin" && cp "$notes/python" "$3/bin/python" ;;
+  "-m venv "*) [ ! -e "$notes/full" ] || { mkdir "$3"; exit 1; }; echo venv >> "$notes/done"; mkdir -p "$3/bin" && cp "$notes/python" "$3/bin/python" ;;
   "-m pip install "*)
     if [ -e "$notes/offline" ]; then
       echo "ERROR: No matching distribution found for blinker==1.9.0"
@@ -196,6 +198,99 @@ def test_a_venv_cut_short_is_made_again(tree):
     (tree.venv / "made-by").unlink()
     tree.run()
     assert tree.done() == ["venv", "install gateway"]
+
+
+def contents(folder):
+    """All that is in a folder: {path: (mode, what it holds or where it leads)}."""
+    return {str(path.relative_to(folder)): (path.lstat().st_mode, os.readlink(path) if path.is_symlink() else path.is_file() and path.read_bytes())
+            for path in sorted(folder.rglob("*"))}
+
+
+@pytest.fixture
+def open_tree():
+    """A tree that nobody in particular may read, for a run as a user who is not root."""
+    folder = Path(tempfile.mkdtemp(prefix="sparks-run-"))
+    folder.chmod(0o755)
+    yield Tree(folder)
+    subprocess.run(["chmod", "-R", "u+rwx", folder], check=True)
+    shutil.rmtree(folder)
+
+
+def run_as_another(tree, *arguments):
+    """As a user to whom nothing belongs; or as oneself, where one is not root."""
+    command = [tree.script, *arguments]
+    if os.getuid() == 0:
+        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *command]
+    done = subprocess.run(command, cwd="/", env=tree.environment, text=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.skipif(os.getuid() == 0 and not shutil.which("setpriv"), reason="needs setpriv")
+@pytest.mark.parametrize("closed", ["", "bin", "bin/within"])
+@pytest.mark.parametrize("why", ["requirements", "python", "half-made"])
+def test_a_venv_that_may_not_be_changed(open_tree, closed, why):
+    """One line, and nothing is done: neither a part of it removed nor a part of another one made."""
+    tree = open_tree
+    tree.run()
+    (tree.venv / "bin/within").mkdir()
+    tree.done()
+    for path in (tree.folder, tree.notes, *(path for path in tree.venv.rglob("*") if path.is_dir()), tree.venv):
+        path.chmod(0o777)                           # all may be changed but one folder
+    (tree.venv / closed).chmod(0o555)
+    assert run_as_another(tree, "keys")[0] == 0     # it is used as it is
+    if why == "requirements":
+        path = tree.folder / "requirements.txt"
+        path.write_text(path.read_text().replace("flask==3.1.3", "flask==3.1.4"))
+    elif why == "python":
+        tree.note("identity", "/usr 3.13.1")
+    else:
+        (tree.venv / "made-by").write_text("")
+    before = contents(tree.folder)
+    assert run_as_another(tree, "keys") == (1, "", f"run.sh: {tree.venv} has to be set up anew, and {tree.venv / closed} cannot be changed: "
+                                                   f"run ./run.sh as its owner, or remove {tree.venv}\n")
+    assert contents(tree.folder) == before and tree.done() == []
+
+
+@pytest.mark.skipif(os.getuid() == 0 and not shutil.which("setpriv"), reason="needs setpriv")
+def test_a_folder_that_may_not_be_changed(open_tree):
+    open_tree.folder.chmod(0o555)
+    assert run_as_another(open_tree) == (1, "", f"run.sh: {open_tree.folder} cannot be written to, and needs a .venv: let its owner run ./run.sh once\n")
+
+
+def test_a_venv_that_is_something_else(tree):
+    tree.venv.write_text("a file")
+    before = contents(tree.folder)
+    assert tree.run() == (1, "", f"run.sh: {tree.venv} is no folder: move it away, and a start makes one\n")
+    assert contents(tree.folder) == before
+    tree.venv.unlink()
+    elsewhere = tree.notes / "elsewhere"
+    for made in (False, True):                      # a link that leads nowhere, and one to a folder that is something else
+        if made:
+            elsewhere.mkdir(), (elsewhere / "file").touch()
+        tree.venv.unlink(missing_ok=True)
+        tree.venv.symlink_to(elsewhere)
+        code, out, err = tree.run()
+        assert (code, out, err.count("\n")) == (1, "", 1) and f"is a link to {elsewhere}" in err
+        assert os.readlink(tree.venv) == str(elsewhere) and elsewhere.exists() == made
+    tree.venv.unlink()
+    shutil.rmtree(elsewhere)
+    assert tree.run()[0] == 0
+    tree.venv.rename(elsewhere)
+    tree.venv.symlink_to(elsewhere)
+    tree.done()
+    assert tree.run("keys")[0] == 0 and tree.done() == []       # one to a whole .venv is as good as it
+
+
+def test_a_venv_that_cannot_be_made_anew_comes_back(tree):
+    tree.run()
+    tree.done()
+    tree.note("identity", "/usr 3.13.1"), tree.note("full")
+    before = contents(tree.venv)
+    code, out, err = tree.run()
+    assert (code, out) == (1, "") and err.splitlines()[-1] == f"run.sh: {tree.python} could not make {tree.venv}"
+    assert contents(tree.venv) == before and sorted(path.name for path in tree.folder.iterdir()) == [".venv", "requirements.txt", "run.sh"]
+    (tree.notes / "full").unlink()
+    assert tree.run()[0] == 0 and tree.done() == ["venv", "install gateway"]
 
 
 @pytest.mark.skipif(not shutil.which("flock"), reason="needs flock")
