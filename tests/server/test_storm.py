@@ -1,6 +1,6 @@
 """Storms: many requests of all kinds at once, after which everything is as it was, and counted.
 
-SPARKS_SOAK=1 makes them long: 2,000 requests and 500 twins instead of 200 and 30.
+SPARKS_SOAK makes them long: 2,000 requests and 500 twins instead of 200 and 30.
 """
 import json
 import os
@@ -42,7 +42,7 @@ from support.processes import wait_until
 from support.rows import days, read, row_now, row_of, rows, sums
 from support.state import STATE, state
 
-LONG = os.environ.get("SPARKS_SOAK") == "1"
+LONG = bool(os.environ.get("SPARKS_SOAK"))
 REQUESTS, TWINS = (2000, 500) if LONG else (200, 30)
 SLOTS, THREADS, SEED = 8, 24, 3
 PATH, MODEL = "/v1/chat/completions", "GLM-5.3-Flash-EXL3"
@@ -225,7 +225,7 @@ def test_soak(house, capsys):
     statuses = Counter(row["status"] for row in found)
     kinds = ", ".join(f"{statuses[status]} × {status}" for status in sorted(statuses))
     with capsys.disabled():
-        print(f"\nsoak: {REQUESTS} requests in {took:.1f} s, {len(found)} rows ({kinds}), at most {after['most']} at "
+        print(f"\nstorm: {REQUESTS} requests in {took:.1f} s, {len(found)} rows ({kinds}), at most {after['most']} at "
               f"once (the engine saw {storm.busy.most}), greenlets {before['greenlets']} -> {after['greenlets']}, "
               f"descriptors {len(files)} -> {len(descriptors(house))}, memory {memory / MB:.0f} -> {resident(house) / MB:.0f} MB")
 
