@@ -241,7 +241,15 @@ def length_of(text):
 def length_of_request(parts):
     """(its Length without its images, how many these are) of a request to an engine, a list of
     bytes or of what is like them."""
-    text = b"".join(part if len(part) <= LOOKED_AT else part[:HEAD] for part in parts)
+    short = []
+    for part in parts:
+        before = b""
+        if short and len(part) > SAMPLE:
+            before = bytes(short[-1][-SAMPLE:])
+        if len(part) > LOOKED_AT or before and in_image(before + part[:HEAD]):
+            part = part[:HEAD]
+        short.append(part)
+    text = b"".join(short)
     kept = []
     at = 0
     begin = text.find(IMAGE)
@@ -253,6 +261,12 @@ def length_of_request(parts):
         begin = text.find(IMAGE, at)
     kept.append(text[at:])
     return length_of(b"".join(kept)), len(kept) - 1
+
+
+def in_image(text):
+    """Whether the string that is open at the end of a text is an image."""
+    begin = text.rfind(IMAGE)
+    return begin >= 0 and text.find(b'"', begin + len(IMAGE)) < 0
 
 
 def length_of_answer(completion):

@@ -172,13 +172,23 @@ def test_texts_of_another_kind_count_less():
 IMAGE = b'{"type":"image_url","image_url":{"url":"data:image/png;base64,%b"}}'
 
 
-@pytest.mark.parametrize("data", [b"AAAA", b"A" * 100_000])
+@pytest.mark.parametrize("data", [b"AAAA", b"A" * 5_000])
 def test_images_are_no_text(data):
     whole = b'{"a":"words",' + IMAGE % data + b"," + IMAGE % data + b"}"
     without = whole.replace(b'"url":"data:image/png;base64,' + data, b"")
     assert length_of_request([whole]) == (length_of(without), 2)
     for cut in range(0, len(whole), max(1, len(whole) // 60)):              # a body may lie in pieces
         assert length_of_request([whole[:cut], memoryview(whole)[cut:]]) == (length_of(without), 2)
+
+
+@pytest.mark.parametrize("size", [20_000, 3_900_000, 5_000_000])
+@pytest.mark.parametrize("kept", [0, 1000])
+def test_images_in_parts_of_their_own_are_no_text(size, kept):
+    """As they are put in: all of one that was fetched, or what was cut out of one. They are not gone over."""
+    long, data = b"words " * 9000, b"data:image/png;base64," + b"A" * size
+    first = b'{"a":"words","image_url":{"url":"' + data[:kept]
+    body = [first, memoryview(data)[kept:], b'"},', long, b',"image_url":{"url":"' + data[:kept], data[kept:], b'"}']
+    assert length_of_request(body) == (length_of(b"".join(body).replace(b'"url":"' + data, b"")), 2)
 
 
 def test_a_large_image_is_not_looked_at():
