@@ -21,7 +21,7 @@ Sparks, the front door of a model served by vLLM.
   ./run.sh test --vllm     run the tests against real vLLM on the CPU (installs it: some minutes, 2.5 GB)
   ./run.sh test --clients  run other makers' client programs against the gateway (installs them: 400 MB a program)
   ./run.sh test --conformance [SUITE...]  run other people's test suites against the gateway (installs them: 1.2 GB)
-  ./run.sh test --soak     run the long storm of requests: thousands, aborted at random
+  ./run.sh test --soak     run requests of all kinds for a quarter of an hour; SPARKS_SOAK names other seconds
   ./run.sh test --wheels   check that every pinned package has a wheel for x86-64 and aarch64, Python 3.11 to 3.13
   ./run.sh bench [...]     measure what the gateway costs, beside nginx; bench/README.md says how to read it
   ./run.sh --help          show this
@@ -161,7 +161,7 @@ test_with() {
   cd "$home"
   case ${1-} in
     --wheels) exec "$python" tests/support/wheels.py ;;
-    --soak) SPARKS_SOAK=1 exec "$python" -m pytest tests/server/test_storm.py "${@:2}" ;;
+    --soak) SPARKS_SOAK=${SPARKS_SOAK:-900} exec "$python" -m pytest tests/server/test_storm.py tests/server/test_soak.py "${@:2}" ;;
     --clients) prepare clients; exec "$python" -m pytest -m clients --run-clients "${@:2}" ;;
     --vllm) exec "$python" -m pytest -m vllm tests/engines --run-vllm "${@:2}" ;;
     --conformance) if [ $# = 1 ]; then conformance llm-comply schemathesis langchain bfcl; else conformance "${@:2}"; fi ;;
