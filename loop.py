@@ -1,9 +1,11 @@
 """The event loop that all requests share: how long work takes its turns in it."""
 
-from collections import deque
+from collections import defaultdict, deque
+from contextlib import contextmanager
 from time import monotonic
 
 from gevent import get_hub, getcurrent
+from gevent.lock import BoundedSemaphore
 
 TURN = 0.02  # seconds after which work goes on though the loop is busy
 LOOK = 0.005  # seconds between two looks whether it is time
@@ -58,3 +60,44 @@ def give_way():
     (gevent.sleep(0) would not look at any socket before fifty others had their turn.)
     """
     turns.wait()
+
+
+class Shares:
+    """How many of something go on at once: at most `each` for an owner, and `most` in all. An owner
+    waits for its own first, so that what it has too much of takes no place from others.
+
+    spare   how many more each owner may have where all are taken: then it waits for no other's
+    """
+
+    def __init__(self, each, most, spare=0):
+        self.owned = defaultdict(lambda: BoundedSemaphore(each))
+        self.all = BoundedSemaphore(most)
+        self.spares = defaultdict(lambda: BoundedSemaphore(spare))
+        self.spare = spare
+
+    def acquire(self, owner):
+        self.owned[owner].acquire()
+        place = self.all
+        if self.spare and place.locked():
+            place = self.spares[owner]
+        try:
+            place.acquire()
+        except BaseException:  # the time is over, or the client has left
+            self.owned[owner].release()
+            raise
+
+    def release(self, owner):
+        spares = self.spares[owner]
+        if spares.counter < self.spare:
+            spares.release()
+        else:
+            self.all.release()
+        self.owned[owner].release()
+
+    @contextmanager
+    def one(self, owner):
+        self.acquire(owner)
+        try:
+            yield
+        finally:
+            self.release(owner)

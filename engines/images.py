@@ -17,8 +17,6 @@ import logging
 import re
 import ssl
 from base64 import b64encode
-from collections import defaultdict
-from contextlib import contextmanager
 from functools import cache, partial
 from ipaddress import IPv4Address, ip_address, ip_network
 from time import monotonic
@@ -34,7 +32,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
 from errors import InvalidRequest, TooLarge
-from loop import give_way
+from loop import Shares, give_way
 
 PORTS = {"http": 80, "https": 443}
 REDIRECTS = 3
@@ -69,47 +67,10 @@ SEND_IT = "; send the image itself, as a data URL (data:image/png;base64,...)"
 logging.getLogger("urllib3").setLevel(logging.CRITICAL)
 
 
-class Shares:
-    """How many of something go on at once: at most `each` for an owner, and `most` in all, beside
-    one of each owner that finds these taken: what others have going never makes it wait."""
-
-    def __init__(self, each, most):
-        self.owned = defaultdict(lambda: BoundedSemaphore(each))
-        self.all = BoundedSemaphore(most)
-        self.beside = defaultdict(lambda: BoundedSemaphore(1))
-
-    def acquire(self, owner):
-        """A function that gives the share back."""
-        own = self.owned[owner]
-        own.acquire()
-        place = self.all
-        try:
-            if not place.acquire(blocking=False):
-                place = self.beside[owner]
-                place.acquire()
-        except BaseException:  # the time is over, or the client has left
-            own.release()
-            raise
-
-        def release():
-            place.release()
-            own.release()
-
-        return release
-
-    @contextmanager
-    def one(self, owner):
-        release = self.acquire(owner)
-        try:
-            yield
-        finally:
-            release()
-
-
 # The owner is a key. A look-up can't be ended: it keeps its thread, and its share, for as long as
 # the system's resolver takes, which with a silent name server is half a minute.
-fetches = Shares(each=16, most=256)
-look_ups = Shares(each=4, most=64)
+fetches = Shares(each=16, most=256, spare=1)
+look_ups = Shares(each=4, most=64, spare=1)
 MOST_THREADS = 1000  # for look-ups: a thread is made when it is needed
 
 
@@ -262,13 +223,13 @@ def look_up(host, port):
 def look_up_for(owner, target):
     """The addresses of a target's host. Ended early, the thread goes on and keeps the owner's share
     for so long."""
-    release = look_ups.acquire(owner)
+    look_ups.acquire(owner)
     try:
         found = resolver().spawn(look_up, target.host, target.port)
     except BaseException:
-        release()
+        look_ups.release(owner)
         raise
-    found.rawlink(lambda _: release())
+    found.rawlink(lambda _: look_ups.release(owner))
     return found.get()
 
 

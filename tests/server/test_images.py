@@ -17,6 +17,7 @@ from counting import LOOKED_AT
 from engines import images
 from errors import InvalidRequest, Refusal, TooLarge
 from front.large_json import LONG
+from loop import Shares
 from support.engine import Close, Dribble, Engine, Hang, Head, Raw
 from support.gateway import started
 from support.observe import gauge, idle
@@ -279,7 +280,7 @@ def test_slow_names_of_everybody_hold_up_no_other(server, silent):
 
 def test_slow_servers_of_one_key_hold_up_no_other(server, monkeypatch):
     """Nor do those of several, with which all shares are taken. A key's own wait for each other."""
-    shares = images.Shares(each=2, most=4)
+    shares = Shares(each=2, most=4, spare=1)
     monkeypatch.setattr(images, "fetches", shares)
     slow = [gevent.spawn(images.attempt, play(server, Hang(), path=f"/{n}.png"), settings(server.host, image_timeout=9), key, len)
             for key in ("ann", "amy", "abe") for n in range(9)]
