@@ -17,8 +17,17 @@ from counting import Tally
 from engines import images
 from engines.failures import from_engine
 from engines.http1 import Silent
-from errors import ClientGone, InternalError, Refusal, ShuttingDown, UpstreamError, UpstreamTimeout
+from errors import (
+    ClientGone,
+    InternalError,
+    Refusal,
+    ShuttingDown,
+    Unready,
+    UpstreamError,
+    UpstreamTimeout,
+)
 from loop import give_way
+from store.database import DATABASE_FAULTS
 from store.ledger import Row
 from values import loads
 from watch import ClientWatch
@@ -589,5 +598,8 @@ def as_refusal(error):
         return error
     if isinstance(error, RecursionError):  # JSON is read deeper than it is written
         return UpstreamError("the engine's answer is nested too deeply")
+    if isinstance(error, DATABASE_FAULTS):
+        logger.error("the database cannot be read: %s", error)
+        return Unready("the gateway's database cannot be read; try again shortly", retry_after=5)
     logger.exception("a fault of the gateway")
     return InternalError("the gateway failed; this is its own fault, and its log has the details")

@@ -89,12 +89,15 @@ MEANINGS = {
         "A fault of the gateway's own; tell the operator the response's `x-request-id`"
     ),
     errors.UpstreamError: (
-        "The engine failed on this request, perhaps in mid-answer; retry once or twice"
+        "The engine failed on this request, perhaps after it had worked on it, perhaps in "
+        "mid-answer; retry once or twice"
     ),
     errors.ModelUnavailable: (
-        "The model is not loaded right now; retry later (see `Retry-After`), do not hammer"
+        "The model is not loaded right now, and nothing was run; retry later (see `Retry-After`), "
+        "do not hammer"
     ),
     errors.Overloaded: "Too much is in hand at this moment; retry after `Retry-After`",
+    errors.Unready: "The gateway's own database cannot be read; retry after `Retry-After`",
     errors.ShuttingDown: "The gateway is restarting; retry after `Retry-After`",
     errors.UpstreamTimeout: "The engine was silent for too long; retry, or ask for less",
 }
