@@ -240,6 +240,7 @@ def checked_name(name):
 
 class Commands(click.Group):
     def invoke(self, ctx):
+        """A sub-command, whose faults are a line."""
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
