@@ -86,10 +86,12 @@ def main(arguments=None):
         settings = load()
         if options.reload:
             return lock.tell_to_reload(settings.db)
-        try_database(settings.db)
-        set_up(settings.log)
-        freeze()
-        master.run(settings, lambda: Service(settings, options.local))
+        master.check_free(settings.bind, soon=True)
+        with lock.take(settings.db):
+            try_database(settings.db)
+            set_up(settings.log)
+            freeze()
+            master.run(settings, lambda: Service(settings, options.local))
     except SettingsError as error:
         sys.exit(f"sparks: {error}")
 
@@ -199,6 +201,10 @@ class Service:
     def abandon(self):
         """The end at once."""
         self.gateway.abandon()
+
+    def close(self):
+        """The very end."""
+        self.ledger.finish()
 
 
 def renew(settings):

@@ -1,5 +1,6 @@
 """gunicorn's master: it listens, keeps one worker running, and hands signals on to it."""
 
+import errno
 import resource
 import signal
 import socket
@@ -9,7 +10,6 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 
 from errors import SettingsError
-from front import lock
 from front.worker import Worker
 
 KEEPALIVE = 75  # seconds that an idle connection stays open
@@ -97,8 +97,7 @@ def run(settings, create):
     """
     raise_file_limit()
     check_free(settings.bind)
-    with lock.take(settings.db):
-        Application(settings, create).run()
+    Application(settings, create).run()
 
 
 def raise_file_limit():
@@ -111,9 +110,9 @@ def raise_file_limit():
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def check_free(bind):
+def check_free(bind, soon=False):
     """Raises SettingsError if the address cannot be listened on: gunicorn would try for seconds,
-    and then say less."""
+    and then say less. `soon`: it may be in use, by a gateway that is about to end."""
     host, _, port = bind.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -121,6 +120,8 @@ def check_free(bind):
         try:
             probe.bind((host.strip("[]"), int(port)))
         except (OSError, UnicodeError, TypeError) as error:  # the last two: what is no host's name
+            if soon and getattr(error, "errno", None) == errno.EADDRINUSE:
+                return
             reason = getattr(error, "strerror", None) or error
             raise SettingsError(
                 f"cannot listen on {bind}: {reason}; set SPARKS_BIND to another address"

@@ -5,6 +5,7 @@ connection whose body was not read, and no waiting for idle connections at the e
 out gunicorn's hooks and its log of requests."""
 
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -75,6 +76,7 @@ class Worker(GeventWorker):
     reload()    SIGHUP came: read the settings again
     drain()     the worker is to end: returns when what is open has ended, or its time is over
     abandon()   it ends at once: write down what is open
+    close()     the last thing before the end
     """
 
     service = None  # until it is made
@@ -127,12 +129,29 @@ class Worker(GeventWorker):
         # The hub's own way waits for whoever reads stderr, and all else with it.
         gevent.get_hub().print_exception = self.log_fault
         gevent.spawn(self.wind_down)
-        super().run()
+        gevent.spawn(self.watch_master)
+        try:
+            super().run()
+        finally:
+            self.service.close()
 
     def log_fault(self, context, kind, error, traceback):
         """An exception that left a greenlet or a callback of the hub."""
         if not isinstance(error, SystemExit):  # no fault: a second Ctrl-C ends the worker so
             logger.error("a fault beside the requests", exc_info=(kind, error, traceback))
+
+    def notify(self):
+        """Tell the master that this process lives. gunicorn's own way, where there is no master any
+        more, exits in the middle of all that is open."""
+        AsyncWorker.notify(self)
+
+    def watch_master(self):
+        """End at once when the master has gone, which would start another worker: nobody else looks
+        after this one, and a new gateway waits for its lock and its address."""
+        while self.ppid == os.getppid():
+            gevent.sleep(LOOK)
+        logger.error("the master is gone: the worker ends")
+        self.quit(signal.SIGQUIT, None)
 
     def wind_down(self):
         """Once the worker is to end, finish what is open, and let go of idle connections."""

@@ -33,6 +33,7 @@ from store.file import ADVICE, Unusable, identity
 logger = logging.getLogger("sparks")
 PATIENCE = 0.25  # seconds for which a request waits for a locked database
 RETRY = 0.02  # seconds between two tries
+LAST = 3  # seconds for the rows that wait when the process ends
 MOST_WAITING = 10_000  # rows in memory; beyond it the oldest are lost, and counted
 COMPLAIN = 60  # seconds between two log lines about one fault
 STEP = 500  # rows written or deleted in one go
@@ -249,6 +250,14 @@ class Ledger:
             return False
         self.logged[fault] = now
         return True
+
+    def finish(self):
+        """Before the process ends: commit what waits, as far as the database lets it."""
+        end = monotonic() + LAST
+        while not self.attempt(self.flush) and monotonic() < end:
+            gevent.sleep(RETRY)
+        if self.waiting:
+            logger.error("%d rows of the ledger are lost with the process", len(self.waiting))
 
     # -- upkeep
 

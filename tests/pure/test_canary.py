@@ -30,6 +30,10 @@ USED = [
     ("gunicorn.workers.base.Worker", "alive", "Worker, Idle and the end read it: find out how a worker knows that it is to end"),
     ("gunicorn.workers.base.Worker", "app", "Worker.load_wsgi makes what is served with it"),
     ("gunicorn.workers.base.Worker", "cfg", "Worker puts CachedConfig in its place; without that each request costs more"),
+    ("gunicorn.workers.base.Worker", "ppid", "Worker.watch_master compares it: a worker whose master was killed would go on for ever"),
+    ("gunicorn.workers.base.Worker", "notify", "Worker.notify calls it: the master would take the worker for hung"),
+    ("gunicorn.workers.ggevent.GeventWorker", "notify", "Worker overrides it: it exits in the middle of all streams when the master"
+     " has gone"),
     ("gunicorn.workers.base.Worker", "wsgi", "Worker.load_wsgi sets it and Worker.respond calls it"),
     ("gunicorn.workers.base.Worker", "load_wsgi", "Worker overrides it to make what is served after the fork"),
     ("gunicorn.workers.base.Worker", "init_signals", "Worker overrides it: SIGHUP would end the worker, SIGINT cut streams"),
