@@ -3,6 +3,7 @@
 import resource
 import socket
 from collections import defaultdict
+from contextlib import suppress
 
 MOST = 10_000  # in all
 MOST_OF_ONE = 1_000  # that wait for a request, of one address
@@ -56,10 +57,8 @@ class Connections:
     def end(self, sock):
         """Its greenlet reads the end then, as if the client had closed it."""
         self.awake(sock)
-        try:
+        with suppress(OSError):  # the client was quicker
             sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the client was quicker
 
     def end_idle(self):
         for sock in list(self.idle):
