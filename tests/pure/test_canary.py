@@ -61,6 +61,9 @@ USED = [
      " with each large body; look for Expect in the headers"),
     ("gunicorn.http.body.Body", "reader", "front/body.py reaches the socket through it: tiny chunks would hold up all streams"),
     ("gunicorn.http.body.ChunkedReader", "req", "front/body.py reaches the socket through it, as through Body.reader"),
+    ("gunicorn.http.body.ChunkedReader", "parser", "front/body.py takes the pieces of a body from it as they come"),
+    ("gunicorn.http.body.LengthReader", "length", "front/body.py reads a body of known length past it, as it comes"),
+    ("gunicorn.http.body.LengthReader", "unreader", "front/body.py reads a body of known length with it"),
     ("gunicorn.http.body.ChunkedReader", "parse_chunk_size", "front/body.py ChunkSizes looks at each line before it: a chunk of any"
      " size would be waited for"),
     ("gunicorn.http.message.Request", "unreader", "front/body.py reaches the socket through it, as through Body.reader"),
@@ -118,7 +121,10 @@ STEPS = [
     ("gunicorn.arbiter.Arbiter.run", ['"handle_%s" % signame'], "Master's handlers are found by their names"),
     ("gunicorn.arbiter.Arbiter.spawn_worker", ["os.fork()", "worker.init_process()"],
      "Master.spawn_worker holds signals back from before the fork until Worker.init_signals"),
-    ("gunicorn.http.body.Body.read", ["max(1024, size - self.buf.tell())"], "front/body.py Body.step counts on reads of 1 KB"),
+    ("gunicorn.http.body.ChunkedReader.parse_chunked", ["self.parse_chunk_size(unreader)", "yield rest", "read_ahead=size", "yield rest["],
+     "front/body.py has its own parse_chunk_size called there, and takes each piece as it comes"),
+    ("gunicorn.http.body.LengthReader.read", ["self.unreader.read(", "self.length -= "],
+     "front/body.py next_of does the same for what has come"),
 ]
 
 
