@@ -83,15 +83,15 @@ class Monitor:
         self.turn += turns
         frame = sys._current_frames().get(self.ident)
         works = frame is not None and frame.f_code is not WAITING
-        if self.begun and (turns or not works):
-            self.end(now)
-        elif turns:
-            self.observe(now.loop - last.loop, turns)
         late = max(now.at - last.at - pause - LATE, 0)
         own = now.loop - last.loop
         others = now.cpu - last.cpu - own
         kept_out = late and others > max(own, LATE)
         where = others_places(self.ident) if kept_out else place(frame)
+        if self.begun and (turns or not works):
+            self.end(now)
+        elif turns:
+            self.note(own, own, f"a place before {where}", turns)
         if works:
             self.go_on(now, last, where, late if turns < 2 else 0)
         elif kept_out:
@@ -113,16 +113,14 @@ class Monitor:
         where, _ = self.where.most_common(1)[0]
         self.note(now.at - begun.at, now.cpu - begun.cpu, where)
 
-    def note(self, seconds, cpu, where):
-        self.observe(seconds, 1)
-        if seconds >= self.settings.loop_warn:
-            cpu = min(cpu, seconds)
-            self.tell(
-                "one run of the loop took %d ms (%d ms of CPU) at %s",
-                seconds * 1000,
-                cpu * 1000,
-                where,
-            )
+    def note(self, seconds, cpu, where, runs=1):
+        """Count runs, which took so many seconds together."""
+        self.observe(seconds, runs)
+        mean = seconds / runs
+        if mean >= self.settings.loop_warn:
+            cpu = min(cpu / runs, mean)
+            words = "one run of the loop took %d ms (%d ms of CPU) at %s"
+            self.tell(words, mean * 1000, cpu * 1000, where)
 
     def tell(self, *words):
         """Log it in the loop's own thread: logging's locks are gevent's."""

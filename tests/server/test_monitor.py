@@ -7,40 +7,64 @@ from support.gateway import started
 from support.observe import gauges
 from support.processes import wait_until
 
-# What GET / does, in a function of the name `hold`.
+# GET /?python is held by the function of that name.
 HOLD = """
-import re, time, gevent, loop, monitor
+import re, time, loop, monitor
+from flask import request
+from gevent import get_hub
 from front import views
+
+def python():
+    end = time.monotonic() + 0.4
+    while time.monotonic() < end: pass
+
+def asleep():
+    monitor.sleep(0.4)
+
+def call_of_c():                                    # doubles with each letter, and keeps Python's lock
+    re.match('(a|a)*$', 'a' * 22 + '!')
+
+def thread():
+    get_hub().threadpool.apply(call_of_c)
+
+def polite():
+    for _ in range(100):
+        [str(number) for number in range(10_000)]
+        loop.give_way()
+    get_hub().threadpool.apply(lambda: [str(number) for number in range(2_000_000)] and None)
+
 def hold():
-    {what}
+    globals()[request.query_string.decode()]()
     return ""
+
 views.root = hold
 """
-IN_C = "re.match('(a|a)*$', 'a' * {size} + '!')"      # doubles with each letter, and keeps Python's lock
-PLACE = re.compile(r"one run of the loop took \d\d\d ms .* at .*<string>:\d+ (hold|<lambda>)")
+PLACE = "one run of the loop took [0-9]{{3}} ms .* at .*<string>:[0-9]+ {name}"
 
 
-@pytest.mark.parametrize("what", [
-    "end = time.monotonic() + 0.4\n    while time.monotonic() < end: pass",
-    "monitor.sleep(0.4)",
-    IN_C.format(size=22),
-    f"gevent.get_hub().threadpool.apply(lambda: {IN_C.format(size=22)})",
-], ids=["python", "asleep", "a call of C", "a thread that keeps the lock"])
-def test_a_long_run_is_measured_and_told_with_its_place(engine, tmp_path, stock, what):
-    with started(engine, tmp_path, stock, HOLD.format(what=what)) as gateway:
+@pytest.fixture(scope="module")
+def held(shared_pair, tmp_path_factory, stock):
+    """A gateway whose loop can be held."""
+    with started(shared_pair.engine, tmp_path_factory.mktemp("held"), stock, HOLD) as gateway:
         gateway.long_runs_allowed = True
-        gateway.client().get("/").read_all()
-        wait_until(lambda: PLACE.search(gateway.log), 5)
-        seen = gauges(gateway)
-        assert seen["sparks_loop_longest_seconds"] > 0.1
-        assert seen["sparks_loop_seconds_count"] > seen['sparks_loop_seconds_bucket{le="0.1"}']
+        yield gateway
 
 
-def test_work_that_gives_way_is_no_long_run(engine, tmp_path, stock):
+def test_work_that_gives_way_is_no_long_run(held):
     """Half a second of it, in steps, and in a thread whose Python lets the loop run."""
-    steps = "[([str(n) for n in range(10_000)], loop.give_way()) for _ in range(100)]"
-    thread = "gevent.get_hub().threadpool.apply(lambda: [str(n) for n in range(2_000_000)] and None)"
-    with started(engine, tmp_path, stock, HOLD.format(what=f"{steps}\n    {thread}")) as gateway:
-        before = gauges(gateway)["sparks_loop_seconds_count"]
-        gateway.client().get("/").read_all()
-        assert gauges(gateway)["sparks_loop_seconds_count"] > before + 20
+    before = gauges(held)["sparks_loop_seconds_count"]
+    held.client().get("/?polite").read_all()
+    assert gauges(held)["sparks_loop_seconds_count"] > before + 20
+    assert "hold" not in held.log
+
+
+@pytest.mark.parametrize(("what", "place"), [
+    ("python", "python"), ("asleep", "asleep"), ("call_of_c", "call_of_c"), ("thread", "call_of_c"),
+], ids=["python", "asleep", "a call of C", "a thread that keeps the lock"])
+def test_a_long_run_is_measured_and_told_with_its_place(held, what, place):
+    since = len(held.log)
+    told = re.compile(PLACE.format(name=place))
+    wait_until(lambda: held.client().get(f"/?{what}").read_all() or told.search(held.log[since:]), 10)
+    seen = gauges(held)
+    assert seen["sparks_loop_longest_seconds"] > 0.1
+    assert seen["sparks_loop_seconds_count"] > seen['sparks_loop_seconds_bucket{le="0.1"}']
