@@ -10,12 +10,11 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 
 from errors import SettingsError
+from front import connections, heads
 from front.worker import Worker
 
-KEEPALIVE = 75  # seconds that an idle connection stays open
 GRACE = 5  # seconds for what is open when the drain is over
 HANG = 600  # seconds of CPU in one go after which the worker counts as hung
-CONNECTIONS = 10_000
 
 
 class Log(glogging.Logger):
@@ -43,12 +42,12 @@ class Application(BaseApplication):
             "workers": 1,
             "worker_class": Worker,
             "logger_class": Log,
-            "worker_connections": CONNECTIONS,
-            "keepalive": KEEPALIVE,
+            "worker_connections": connections.MOST + connections.SPARE,
             "timeout": HANG,
             "graceful_timeout": int(self.settings.drain + GRACE),
             "control_socket_disable": True,
-            "limit_request_field_size": 16380,
+            "limit_request_field_size": heads.MOST_FIELD,
+            "limit_request_fields": heads.MOST_FIELDS,
             "loglevel": "warning",
             "proc_name": "sparks",
             # No header is taken for a proxy's word, so nobody has to be trusted with one.
@@ -101,9 +100,9 @@ def run(settings, create):
 
 
 def raise_file_limit():
-    """Thousands of streams need two descriptors each; the usual soft limit is 1,024."""
+    """Thousands of streams need several descriptors each; the usual soft limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 4 * CONNECTIONS
+    wanted = connections.DESCRIPTORS * connections.MOST
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -18,14 +18,19 @@ from gunicorn.http.errors import (
     ForbiddenProxyRequest,
     LimitRequestHeaders,
     LimitRequestLine,
+    NoMoreData,
     ParseException,
 )
+from gunicorn.util import close
 from gunicorn.workers.base_async import AsyncWorker
 from gunicorn.workers.ggevent import GeventWorker
 
 from errors import InternalError, Refusal, SettingsError
+from front.connections import Connections
 from front.edge import headers_unread
+from front.heads import HeadParser, SlowHead
 from front.wsgi import Response, environ_of, host_of, problem_of, refuse
+from loop import take_turn
 from tcp import detect_vanished_peer
 
 logger = logging.getLogger("sparks")
@@ -35,26 +40,8 @@ STATUSES = {  # of malformed HTTP; 400 if not here
     LimitRequestHeaders: 431,
     ExpectationFailed: 417,
     ForbiddenProxyRequest: 403,
+    SlowHead: 408,
 }
-
-
-class Idle(gevent.Timeout):
-    """The time between two requests of a connection: `keepalive` seconds at most, and none once the
-    drain is over. While it lasts, the next request is told of the end."""
-
-    def __init__(self, worker):
-        super().__init__(worker.cfg.keepalive, False)
-        self.worker = worker
-
-    def __enter__(self):
-        if self.worker.drained:
-            raise StopIteration
-        self.worker.idle.add(getcurrent())
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        self.worker.idle.discard(getcurrent())
-        return super().__exit__(*error)
 
 
 class CachedConfig:
@@ -85,7 +72,7 @@ class Worker(GeventWorker):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.cfg = CachedConfig(self.cfg)
-        self.idle = set()  # greenlets of connections between two requests
+        self.connections = Connections()
 
     # -- the life of the process
 
@@ -159,19 +146,46 @@ class Worker(GeventWorker):
             gevent.sleep(LOOK)
         self.service.drain()
         self.drained = True
-        for greenlet in list(self.idle):
-            gevent.get_hub().loop.run_callback(greenlet.throw, StopIteration())
+        self.connections.end_idle()
 
     # -- connections and requests
 
-    def timeout_ctx(self):
-        """What gunicorn waits in for the next request of a connection."""
-        return Idle(self)
-
     def handle(self, listener, client, addr):
         """One connection, from its first request to its end."""
-        detect_vanished_peer(client)
-        super().handle(listener, client, addr)
+        request = None
+        self.connections.add()
+        try:
+            client.setblocking(1)
+            detect_vanished_peer(client)
+            server = listener.getsockname()
+            parser = HeadParser(self.cfg, client, addr)
+            while True:
+                request = None
+                request = self.next_request(parser, client, addr)
+                self.handle_request(server, request, client, addr)
+        except (StopIteration, NoMoreData, ConnectionError):
+            pass  # one of both has ended it
+        except OSError as error:
+            logger.warning("a client's connection failed: %s", error)
+        except Exception as error:
+            self.handle_error(request, client, addr, error)
+        finally:
+            self.connections.remove(client)
+            close(client)
+
+    def next_request(self, parser, client, addr):
+        """The next request of a connection. StopIteration ends it.
+
+        Its client may have sent thousands at once: others get their turn in between.
+        """
+        if self.drained:
+            raise StopIteration
+        take_turn()
+        self.connections.rest(client, addr[0])
+        try:
+            return next(parser)
+        finally:
+            self.connections.awake(client)
 
     def handle_request(self, listener_name, req, sock, addr):
         """One request. StopIteration ends its connection."""
