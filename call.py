@@ -17,8 +17,17 @@ from counting import Tally
 from engines import images
 from engines.failures import from_engine
 from engines.http1 import Silent
-from errors import ClientGone, InternalError, Refusal, ShuttingDown, UpstreamError, UpstreamTimeout
+from errors import (
+    ClientGone,
+    InternalError,
+    Refusal,
+    ShuttingDown,
+    Unready,
+    UpstreamError,
+    UpstreamTimeout,
+)
 from loop import give_way
+from store.database import DATABASE_FAULTS
 from store.ledger import Row
 from values import loads
 from watch import ClientWatch
@@ -279,6 +288,7 @@ class Call:
     def unwatch(self):
         if self.watch:
             self.watch.stop()
+            self.watch = None  # it knows the call
 
     def bound_writes(self):
         """Give each write that is still to come its time."""
@@ -381,6 +391,7 @@ class Call:
                 self.hear_out()
         finally:
             self.settle(LEFT, whole=self.all_said)
+            self.answer = None  # it knows the call
         self.sock.settimeout(None)
         if self.body.breaks:
             self.body.discard()
@@ -586,8 +597,27 @@ def as_refusal(error):
     One that is no Refusal is a fault of the gateway, and leaves its traceback in the log.
     """
     if isinstance(error, Refusal):
-        return error
-    if isinstance(error, RecursionError):  # JSON is read deeper than it is written
-        return UpstreamError("the engine's answer is nested too deeply")
-    logger.exception("a fault of the gateway")
-    return InternalError("the gateway failed; this is its own fault, and its log has the details")
+        refusal = error
+    elif isinstance(error, RecursionError):  # JSON is read deeper than it is written
+        refusal = UpstreamError("the engine's answer is nested too deeply")
+    elif isinstance(error, DATABASE_FAULTS):
+        logger.error("the database cannot be read: %s", error)
+        refusal = Unready("the gateway's database cannot be read; try again shortly", retry_after=5)
+    else:
+        logger.exception("a fault of the gateway")
+        refusal = InternalError(
+            "the gateway failed; this is its own fault, and its log has the details"
+        )
+    drop_frames(error)
+    return refusal
+
+
+def drop_frames(error):
+    """Let go of the frames that an error came through, and those that led to it. They know the
+    request's body, and the error as well: together they would stay until the garbage is
+    collected."""
+    errors = [error]
+    while errors:
+        error = errors.pop()
+        errors += filter(None, (error.__cause__, error.__context__))
+        error.__traceback__ = error.__cause__ = error.__context__ = None

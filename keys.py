@@ -35,7 +35,7 @@ from admission import Limits
 from errors import InvalidKey, SettingsError
 from log import printable
 from store import ledger, report
-from store.database import database, open_database
+from store.database import DATABASE_FAULTS, FAULTS, advised, check_place, database, open_database
 
 PREFIX = "sk-sparks-"
 RANDOM_BYTES = 32  # 43 URL-safe characters
@@ -136,12 +136,16 @@ class Keyring:
         moment = time.monotonic()
         if moment - self.looked < FRESH:
             return
-        connection = database.connection()
-        # The connection is held, since a new one could get its id, and starts from the same number.
-        version = (connection, connection.execute("PRAGMA data_version").fetchone())
-        if version != self.version:
-            self.keys = {row.digest: key_of(row) for row in active_keys()}
-            self.version = version
+        try:
+            connection = database.connection()
+            # The connection is held: a new one could get its id, and starts from the same number.
+            version = (connection, connection.execute("PRAGMA data_version").fetchone())
+            if version != self.version:
+                self.keys = {row.digest: key_of(row) for row in active_keys()}
+                self.version = version
+        except FAULTS:  # such as while a backup is put in place: the ledger tells of them
+            if self.version is None:
+                raise
         self.looked = moment  # last: keys that could not be read are not fresh
 
 
@@ -236,6 +240,7 @@ def checked_name(name):
 
 class Commands(click.Group):
     def invoke(self, ctx):
+        """A sub-command, whose faults are a line."""
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
@@ -243,8 +248,10 @@ class Commands(click.Group):
             raise
         except UnicodeEncodeError:
             raise click.ClickException("what was typed is not valid UTF-8") from None
-        except peewee.DatabaseError as error:
-            raise click.ClickException(f"the database cannot be read or written: {error}") from None
+        except DATABASE_FAULTS as error:
+            raise click.ClickException(
+                f"the database cannot be read or written: {advised(error)}"
+            ) from None
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -336,6 +343,10 @@ def tell_revoked(rows):
 def wait_until_seen():
     """Until a running gateway has seen a change: what a command says is so when it says it."""
     time.sleep(FRESH)
+    try:
+        check_place()
+    except OSError as error:
+        raise click.ClickException(f"the database was replaced meanwhile: {error}") from None
 
 
 def named(name_or_prefix):

@@ -2,13 +2,14 @@
 
 from collections import defaultdict, deque
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic, time
 
 from gevent import get_hub, getcurrent
 from gevent.lock import BoundedSemaphore
 
 TURN = 0.02  # seconds after which work goes on though the loop is busy
 LOOK = 0.005  # seconds between two looks whether it is time
+RUN = 0.01  # seconds of one run of the loop that is long enough
 
 
 class Turns:
@@ -60,6 +61,12 @@ def give_way():
     (gevent.sleep(0) would not look at any socket before fifty others had their turn.)
     """
     turns.wait()
+
+
+def take_turn():
+    """Before something small: give way only where this run of the loop is a long one already."""
+    if time() - get_hub().loop.now() > RUN:
+        give_way()
 
 
 class Shares:

@@ -61,7 +61,8 @@ from metrics import Metrics
 from monitor import Monitor
 from settings import load
 from store import ledger
-from store.database import database, open_database
+from store.database import check_whole, let_go, open_database, whole
+from store.file import identity
 from store.seal import own_seal
 
 logger = logging.getLogger("sparks")
@@ -85,10 +86,12 @@ def main(arguments=None):
         settings = load()
         if options.reload:
             return lock.tell_to_reload(settings.db)
-        try_database(settings.db)
-        set_up(settings.log)
-        freeze()
-        master.run(settings, lambda: Service(settings, options.local))
+        master.check_free(settings.bind, soon=True)
+        with lock.take(settings.db):
+            try_database(settings.db)
+            set_up(settings.log)
+            freeze()
+            master.run(settings, lambda: Service(settings, options.local))
     except SettingsError as error:
         sys.exit(f"sparks: {error}")
 
@@ -99,8 +102,9 @@ def try_database(path):
     It is closed again: an open SQLite connection must not be carried through a fork
     (sqlite.org/howtocorrupt.html, 2.6).
     """
-    open_database(path)
-    database.close()
+    open_database(path, check=check_whole)
+    let_go()
+    whole.add(identity(path))  # for the worker, which need not read it again
 
 
 def freeze():
@@ -124,7 +128,7 @@ class Service:
     def __init__(self, settings, is_local):
         """`is_local`: start engines of our own on this machine."""
         renew(settings)
-        open_database(settings.db)
+        open_database(settings.db, check=check_whole)
         first_key = keys.first_key() if is_local else None
         open_database(settings.db, patient=False)
         if is_local:
@@ -159,12 +163,12 @@ class Service:
                 ServerProcess(port, logger.warning, command, engine.probe_due.set).start()
         gevent.spawn(self.fleet.watch)
         gevent.spawn(self.ledger.keep_up)
-        gevent.spawn(self.announce, first_key)
+        gevent.spawn(self.announce, first_key, keys.active_keys().count())
 
-    def announce(self, first_key):
+    def announce(self, first_key, active):
         """Say what was started; with a local engine, also how to try it, once it answers."""
         self.fleet.probed.wait(SOON)
-        say(screen(self.settings, self.fleet.models(), keys.active_keys().count(), self.is_local))
+        say(screen(self.settings, self.fleet.models(), active, self.is_local))
         if self.is_local:
             while not any(model.default for model in self.fleet.models()):
                 gevent.sleep(0.1)
@@ -197,6 +201,10 @@ class Service:
     def abandon(self):
         """The end at once."""
         self.gateway.abandon()
+
+    def close(self):
+        """The very end."""
+        self.ledger.finish()
 
 
 def renew(settings):

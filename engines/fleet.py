@@ -178,8 +178,8 @@ class Engine:
                 answer.close()
 
     def post(self, path, body):
-        """The body of the answer to a POST; b"" if it is no 200. Raises Silent, Refusal."""
-        answer = self.pool.post(path, body, self.headers)
+        """The body of the answer to a question; b"" if it is no 200. Raises Silent, Refusal."""
+        answer = self.pool.post(path, body, self.headers, harmless=True)
         try:
             data = answer.all(COUNT_TIMEOUT, MAX_COUNT)
             return data if answer.status == 200 else b""

@@ -23,7 +23,8 @@ from tcp import detect_vanished_peer, send_all
 
 CONNECT_TIMEOUT = 10  # seconds
 SEND_TIMEOUT = 60  # seconds in which an engine takes a piece of a request
-IDLE = 4  # seconds: uvicorn closes a connection that was idle for 5
+STALE = 0.1  # seconds in which a connection that had ended shows it, from a request's first byte on
+IDLE = 4  # seconds: uvicorn and cpp-httplib close a connection that was idle for 5
 READ = 65536  # bytes a read
 PIECE = 1 << 18  # bytes a write
 MAX_HEAD = 65536
@@ -338,14 +339,17 @@ class Pool:
 
     def get(self, path, headers):
         """GET; the Answer's head is still to come. Raises Off, UpstreamError."""
-        return Answer(self, [self.request_head("GET", path, headers)])
+        return Answer(self, [self.request_head("GET", path, headers)], harmless=True)
 
-    def post(self, path, body, headers):
+    def post(self, path, body, headers, harmless=False):
         """POST `body` (JSON, a list of bytes); the Answer's head is still to come. Raises Off,
-        UpstreamError."""
+        UpstreamError.
+
+        harmless  it changes and costs nothing if the engine does it twice
+        """
         length = sum(map(len, body))
         headers = {"Content-Type": "application/json", "Content-Length": length, **headers}
-        return Answer(self, [self.request_head("POST", path, headers), *body])
+        return Answer(self, [self.request_head("POST", path, headers), *body], harmless)
 
     def request_head(self, method, path, headers):
         lines = [
@@ -364,6 +368,8 @@ class Answer:
     """A request that is being sent, and the engine's answer to it.
 
     request     the parts that may still have to be sent, or None
+    harmless    the engine may do it twice
+    since       the monotonic moment when it began to be sent
     sent        all of it has gone
     sender      the greenlet that sends a large one
     status, headers, framing
@@ -375,10 +381,12 @@ class Answer:
     streams     whether the body is events: whoever reads it finds out and notes it here
     """
 
-    def __init__(self, pool, request):
+    def __init__(self, pool, request, harmless=False):
         """Send a request (a list of bytes) on a connection of the pool. Raises Off."""
         self.pool = pool
         self.request = request
+        self.harmless = harmless
+        self.since = 0.0
         self.sender = None
         self.sent = False
         self.status = self.headers = self.framing = None
@@ -410,6 +418,7 @@ class Answer:
         """Send the request. A large one goes on in a greenlet of its own, while whoever waits for
         the answer waits: sending and waiting have their own times."""
         self.sent = False
+        self.since = monotonic()
         if sum(map(len, self.request)) < READ:
             self.sock.settimeout(SEND_TIMEOUT)
             with suppress(OSError):  # as in `send_pieces`
@@ -465,9 +474,9 @@ class Answer:
         """Send the request again on a new connection, if that is safe; returns whether it was.
 
         A server may close an idle connection in the very moment in which it is used (RFC 9112
-        9.3.1). If not a byte has come back then, nobody has seen the request.
+        9.3.1). Then not a byte comes back, and the end comes at once.
         """
-        if not self.connection.used or self.head_bytes:
+        if not self.connection.used or self.head_bytes or self.may_have_begun:
             return False
         self.stop_sending()
         self.disconnect()
@@ -475,6 +484,23 @@ class Answer:
         self.connection = self.pool.connect()
         self.send()
         return True
+
+    @property
+    def may_have_begun(self):
+        """Whether the engine may be at work on the request, or may have been: it has all of it, and
+        has had it for longer than a connection takes to show that it was stale."""
+        return self.sent and not self.harmless and monotonic() - self.since > STALE
+
+    def no_answer(self):
+        """The error for a connection that ended without an answer."""
+        if self.may_have_begun:
+            return UpstreamError(
+                "the engine took the request and closed the connection without an answer; it may"
+                " have worked on it: send the request again if that does no harm"
+            )
+        return UpstreamError(
+            "the engine closed the connection without an answer; send the request again"
+        )
 
     # -- the answer
 
@@ -491,9 +517,7 @@ class Answer:
             else:
                 data = self.receive(until - monotonic())
                 if not data and not self.retry_if_stale():
-                    raise UpstreamError(
-                        "the engine closed the connection without an answer; send the request again"
-                    )
+                    raise self.no_answer()
                 self.buffer += data
                 self.head_bytes += len(data)
 

@@ -19,7 +19,6 @@ import ssl
 from base64 import b64encode
 from functools import cache, partial
 from ipaddress import IPv4Address, ip_address, ip_network
-from time import monotonic
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -32,7 +31,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
 from errors import InvalidRequest, TooLarge
-from loop import Shares, give_way
+from loop import Shares, take_turn
 
 PORTS = {"http": 80, "https": 443}
 REDIRECTS = 3
@@ -42,7 +41,6 @@ CONNECT_TIMEOUT = 10  # seconds for one of them
 LONGEST = 8192  # characters of an address
 LONGEST_HOST = 253  # of a host (RFC 1035, 2.3.4)
 READ = 65536  # bytes a read
-WORK = 0.005  # seconds for which all fetches together work on bytes in one go
 ENCODE = 3 << 14  # bytes encoded in one go, without padding between them
 PART = 5 << 20  # bytes of a part of a data URL at least, if it has several: see counting.py
 MAX_HEAD = 65536  # bytes, interim heads included
@@ -256,53 +254,23 @@ def trusted():
     return gevent.get_hub().threadpool.apply(ssl.create_default_context)
 
 
-class Pace:
-    """All fetches keep it: together they work on bytes for a while in one go. If each had a while
-    of its own, twenty of them would run one after the other, and all else would wait."""
-
-    def __init__(self):
-        self.worked = 0.0
-        self.turn = BoundedSemaphore(1)
-
-    def keep(self, worked):
-        """Whoever has worked for so many seconds goes on when others have had their turn."""
-        self.worked += worked
-        if self.worked > WORK:
-            with self.turn:
-                if self.worked > WORK:  # else somebody has given way meanwhile
-                    give_way()
-                    self.worked = 0.0
-
-    def work(self, step):
-        """One that takes its time even alone."""
-        self.keep(0)
-        begun = monotonic()
-        step()
-        self.keep(monotonic() - begun)
-
-
-pace = Pace()
-
-
 class Metered(io.RawIOBase):
     """The bytes of a connection, of which at most `left` more may come.
 
-    Whoever reads them gives way by time: bytes that wait in the kernel already let nobody else run,
-    and those of tiny chunks cost a thousand times what they weigh.
+    Whoever reads them gives way by the time of all who do: bytes that wait in the kernel already
+    let nobody else run, and those of tiny chunks cost a thousand times what they weigh.
     """
 
     def __init__(self, raw, left):
         self.raw = raw
         self.left = left
-        self.since = monotonic()
 
     def readable(self):
         return True
 
     def readinto(self, buffer):
-        pace.keep(monotonic() - self.since)  # on what was read before
         size = self.raw.readinto(buffer)
-        self.since = monotonic()
+        take_turn()  # before what is done with them
         self.left -= size
         if self.left < 0:
             raise ValueError("a server sent too much")
@@ -459,7 +427,7 @@ class DataUrl:
         if len(self.rest) >= ENCODE:
             self.encode(len(self.rest) // 3 * 3)  # all but the end is without padding
             if self.size >= PART:
-                pace.work(self.join)
+                self.join()
 
     def end(self):
         """The URL, a list of bytes."""
@@ -468,7 +436,7 @@ class DataUrl:
         self.encode(len(self.rest))
         if self.size < PART and self.parts:
             self.encoded.insert(0, self.parts.pop())
-        pace.work(self.join)
+        self.join()
         return self.parts
 
     def begin(self):
@@ -483,6 +451,7 @@ class DataUrl:
         self.size += len(text)
 
     def join(self):
+        take_turn()
         self.parts.append(b"".join(self.encoded))
         self.encoded = []
         self.size = 0

@@ -3,9 +3,10 @@
 import re
 import secrets
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from time import monotonic
 
+from gevent import get_hub, getcurrent, sleep
 from gunicorn.http.errors import InvalidChunkSize, NoMoreData, ParseException
 
 from errors import (
@@ -25,6 +26,10 @@ from tcp import linger
 PIECE = 1 << 18  # bytes at a time
 LARGE = 2 << 20  # bytes up to which a body is parsed as it is
 SILENCE = 30  # seconds without a byte until a body counts as abandoned
+RATE = 256  # bytes a second that a body comes with at least
+GRACE = 60  # seconds that it may be behind that
+LONGEST = 1800  # seconds for a body
+MOMENT = 0.001  # seconds in which what has come already is read, however late
 SMALL = 1 << 16  # bytes left that gunicorn may throw away by itself
 MOST_DIGITS = 16  # of a chunk's size: 64 bits
 # What may have come of the first LOOKED_AT bytes of a line with a chunk's size, before its LF.
@@ -35,62 +40,109 @@ WORK = 0.005  # seconds for which chunks are taken apart in one go
 
 
 class Bodies:
-    """How many bytes all bodies in memory have together, and how many they may have.
+    """How many bytes all bodies in memory have together, and how many they may have. What counts is
+    what has come, not what was announced.
 
-    A key with more than one body gets half of them at most.
+    A key with more than one body gets half of them at most. Where there is no room for what comes,
+    the newest body that is still coming gives way, of the key that holds the most: so nobody keeps
+    a key out that has little.
     """
 
     def __init__(self, most):
         self.most = most
         self.held = 0
         self.by_key = Counter()  # bytes by the key's id
+        self.coming = {}  # Body -> None, in the order in which they began
 
-    def hold(self, key, size):
-        """Raises Overloaded where there is no room for so many bytes more."""
-        own = self.by_key[key]
-        if self.held + size > self.most or own and own + size > self.most / 2:
-            raise Overloaded(
-                "too many large requests are being taken in; try again shortly",
-                retry_after=RETRY_AFTER,
-            )
+    def hold(self, body, size):
+        """Raises Overloaded where there is no room for so many bytes more, and none can be made."""
+        while not self.has_room(body, size):
+            last = self.last_of(self.heaviest(body, size), body)
+            if last is body:
+                raise overloaded()
+            last.gives_way = True
+            get_hub().loop.run_callback(self.end, last)
+            sleep(0)  # it lets go
         self.held += size
-        self.by_key[key] += size
+        self.by_key[body.key] += size
+
+    def has_room(self, body, size):
+        return self.held + size <= self.most and self.is_in_share(body, size)
+
+    def is_in_share(self, body, size):
+        """Whether its key may have so many bytes more."""
+        own = self.by_key[body.key]
+        return own == body.held or own + size <= self.most / 2
+
+    def heaviest(self, body, size):
+        """The key that is to have less: this body's own, if that is beyond its share."""
+        if not self.is_in_share(body, size):
+            return body.key
+        keys = [body.key, *(other.key for other in self.coming if not other.gives_way)]
+        return max(keys, key=self.by_key.__getitem__)
+
+    def last_of(self, key, body):
+        """The newest body of a key that is still coming, or else the one that asks."""
+        for other in reversed(self.coming):
+            if other.key == key and not other.gives_way:
+                return other
+        return body
+
+    def end(self, body):
+        """Called in the hub."""
+        if body in self.coming:
+            body.greenlet.throw(overloaded())
 
     def release(self, key, size):
         self.held -= size
         self.by_key[key] -= size
 
 
-class YieldingSocket:
-    """A client's socket for gunicorn's reader of chunks, which works on what it reads without ever
-    giving way. Other requests get their turn by time, not by bytes: a body in tiny chunks costs a
-    thousand times as much as the same in large ones."""
+def overloaded():
+    return Overloaded(
+        "too many large requests are being taken in; try again shortly", retry_after=RETRY_AFTER
+    )
+
+
+class BodySocket:
+    """A client's socket for gunicorn's reader while a body comes.
+
+    Others get their turn by time, not by bytes: a body in tiny chunks costs a thousand times as
+    much as the same in large ones. And its client has not any time: SILENCE without a byte ends it,
+    and so does a body that has fallen behind its least rate by more than GRACE, or takes LONGEST.
+    No line is as slow, and a small body on a bad one comes within the grace. One that came fast has
+    no credit for it later.
+    """
 
     def __init__(self, sock):
         self.sock = sock
         self.worked = 0.0
         self.since = monotonic()
+        self.end = self.since + LONGEST
+        self.due = self.since + GRACE  # the moment until which more must have come
 
     def recv(self, size):
+        """As the socket's. Raises BodyTimeout."""
         self.worked += monotonic() - self.since  # on what was read before
         if self.worked > WORK:
             give_way()
             self.worked = 0.0
-        data = self.sock.recv(size)
+        left = min(self.due, self.end) - monotonic()
+        self.sock.settimeout(max(min(left, SILENCE), MOMENT))
+        try:
+            data = self.sock.recv(size)
+        except TimeoutError:
+            raise self.too_slow(left) from None
         self.since = monotonic()
+        self.due = min(self.due + len(data) / RATE, self.since + GRACE)
         return data
 
-
-@contextmanager
-def yielding(reader):
-    """While gunicorn's reader of chunks is used, its socket gives way."""
-    unreader = reader.req.unreader
-    sock = unreader.sock
-    unreader.sock = YieldingSocket(sock)
-    try:
-        yield
-    finally:
-        unreader.sock = sock
+    def too_slow(self, left):
+        """The Refusal where nothing came in time; so many seconds were `left` for it."""
+        what = f"no byte of the body has come for {SILENCE} seconds"
+        if left < SILENCE:
+            what = f"the body comes too slowly, with less than {RATE} bytes a second"
+        return BodyTimeout(f"{what}; send the request again")
 
 
 class ChunkSizes:
@@ -126,6 +178,18 @@ class ChunkSizes:
         return size, rest
 
 
+def next_of(reader):
+    """What has come, or comes next, of a body of known length (gunicorn's LengthReader)."""
+    if not reader.length:
+        return b""
+    piece = reader.unreader.read(read_ahead=min(reader.length, PIECE))
+    if len(piece) > reader.length:  # the next request's
+        reader.unreader.unread(piece[reader.length :])
+        piece = piece[: reader.length]
+    reader.length -= len(piece)
+    return piece
+
+
 class Body:
     """The body of one request. `read` it once; `release` when it is no longer held; `discard` what
     was not read.
@@ -150,8 +214,8 @@ class Body:
         self.abridged = None
         self.pending = self.chunked or self.length > 0
         self.begun = False
-        if self.chunked:
-            ChunkSizes(self.input.reader, most, self.too_large)
+        self.gives_way = False  # to others, see Bodies
+        self.greenlet = getcurrent()
 
     @property
     def breaks(self):
@@ -164,6 +228,18 @@ class Body:
         Raises Refusal, ClientGone.
         """
         self.key = key
+        self.check()
+        self.begun = True
+        self.bodies.coming[self] = None
+        try:
+            text = self.take_in()
+        finally:
+            del self.bodies.coming[self]
+        self.pending = False
+        return text
+
+    def check(self):
+        """Raises Refusal for what need not be read."""
         if self.encoding not in ("", "identity"):
             raise UnsupportedEncoding(
                 "send the body as it is, without Content-Encoding", "Content-Encoding"
@@ -175,48 +251,69 @@ class Body:
             )
         if self.length > self.most:
             raise self.too_large()
-        self.hold(self.length)
-        self.begun = True
+        if not self.bodies.is_in_share(self, self.length):
+            raise overloaded()
+
+    def take_in(self):
+        """All of it."""
         size = 0
-        first = bytearray()
-        while piece := self.piece(self.step(size)):
-            if size:
-                give_way()
-            size += len(piece)
-            if size > self.most:
-                raise self.too_large()
-            self.hold(size - self.held)
-            if size <= LARGE:
-                first += piece
-            else:
-                self.take(piece, first)
-        self.pending = False
+        text = bytearray()
+        with self.watched():
+            while piece := self.piece():
+                size += len(piece)
+                if size > self.most:
+                    raise self.too_large()
+                self.hold(len(piece))
+                text += piece
+                if size > LARGE and len(text) >= PIECE:
+                    self.abridge(text)
         if size < self.length:
             raise ClientGone
-        if self.abridged:
-            return self.abridged.text()
-        return first
+        if self.abridged is None:
+            return text
+        self.abridge(text)
+        return self.abridged.text()
 
-    def step(self, size):
-        """How much to read after `size` bytes: up to the first byte too many.
+    @contextmanager
+    def watched(self):
+        """While it is read, so are its socket and the sizes of its chunks. In the end gunicorn's
+        reader has nothing that knows the body."""
+        reader = self.input.reader
+        unreader = reader.req.unreader if self.chunked else reader.unreader
+        unreader.sock = BodySocket(self.sock)
+        if self.chunked:
+            ChunkSizes(reader, self.most, self.too_large)
+        try:
+            yield
+        finally:
+            unreader.sock = self.sock
+            self.sock.settimeout(None)
+            if self.chunked:
+                reader.parser = None
+                del reader.parse_chunk_size
 
-        Asked for a few bytes, gunicorn waits for 1 KB, which may never come. So a rest that small
-        is read together with the piece before it.
-        """
-        left = self.most + 1 - size
-        if left <= PIECE + 1024:
-            return left
-        return PIECE
+    def piece(self):
+        """What has come, or comes next; b"" at the end. Raises Refusal, ClientGone."""
+        try:
+            if self.chunked:
+                return next(filter(None, self.input.reader.parser), b"")
+            return next_of(self.input.reader)
+        except NoMoreData:
+            raise ClientGone from None
+        except ParseException as error:
+            raise InvalidRequest(f"the body cannot be read: {problem_of(error)}") from None
+        except OSError:
+            raise ClientGone from None
 
-    def take(self, piece, first):
-        """A piece of a large body, of which `first` came before it."""
+    def abridge(self, text):
+        """Take over what has come of a large body; `text` is empty then."""
         if self.abridged is None:
             self.abridged = Abridged(secrets.token_hex(8))
-            for at in range(0, len(first), PIECE):
-                self.abridged.feed(bytes(first[at : at + PIECE]))
+        for at in range(0, len(text), PIECE):
+            if at:
                 give_way()
-            first.clear()
-        self.abridged.feed(piece)
+            self.abridged.feed(bytes(text[at : at + PIECE]))
+        text.clear()
 
     def restore(self, parts):
         """An engine's body that was made from the text, see dialects.Ask, with what `read` left
@@ -234,25 +331,6 @@ class Body:
                 whole += self.abridged.restore(part)
         return whole
 
-    def piece(self, size):
-        """The next piece, b"" at the end. Raises Refusal, ClientGone."""
-        self.sock.settimeout(SILENCE)
-        try:
-            with yielding(self.input.reader) if self.chunked else nullcontext():
-                return self.input.read(size)
-        except TimeoutError:
-            raise BodyTimeout(
-                f"no byte of the body has come for {SILENCE} seconds; send the request again"
-            ) from None
-        except NoMoreData:
-            raise ClientGone from None
-        except ParseException as error:
-            raise InvalidRequest(f"the body cannot be read: {problem_of(error)}") from None
-        except OSError:
-            raise ClientGone from None
-        finally:
-            self.sock.settimeout(None)
-
     def too_large(self):
         most = f"{self.most} bytes"
         if self.most >= 1 << 20:
@@ -260,9 +338,8 @@ class Body:
         return TooLarge(f"the body is over {most}; shrink embedded images or send fewer of them")
 
     def hold(self, size):
-        if size > 0:
-            self.bodies.hold(self.key, size)
-            self.held += size
+        self.bodies.hold(self, size)
+        self.held += size
 
     def add(self, size):
         """Count bytes that did not come with it, such as images that it names. Raises Refusal."""

@@ -1,5 +1,6 @@
 """gunicorn's master: it listens, keeps one worker running, and hands signals on to it."""
 
+import errno
 import resource
 import signal
 import socket
@@ -9,13 +10,11 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 
 from errors import SettingsError
-from front import lock
+from front import connections, heads
 from front.worker import Worker
 
-KEEPALIVE = 75  # seconds that an idle connection stays open
 GRACE = 5  # seconds for what is open when the drain is over
 HANG = 600  # seconds of CPU in one go after which the worker counts as hung
-CONNECTIONS = 10_000
 
 
 class Log(glogging.Logger):
@@ -43,12 +42,12 @@ class Application(BaseApplication):
             "workers": 1,
             "worker_class": Worker,
             "logger_class": Log,
-            "worker_connections": CONNECTIONS,
-            "keepalive": KEEPALIVE,
+            "worker_connections": connections.MOST + connections.SPARE,
             "timeout": HANG,
             "graceful_timeout": int(self.settings.drain + GRACE),
             "control_socket_disable": True,
-            "limit_request_field_size": 16380,
+            "limit_request_field_size": heads.MOST_FIELD,
+            "limit_request_fields": heads.MOST_FIELDS,
             "loglevel": "warning",
             "proc_name": "sparks",
             # No header is taken for a proxy's word, so nobody has to be trusted with one.
@@ -97,23 +96,22 @@ def run(settings, create):
     """
     raise_file_limit()
     check_free(settings.bind)
-    with lock.take(settings.db):
-        Application(settings, create).run()
+    Application(settings, create).run()
 
 
 def raise_file_limit():
-    """Thousands of streams need two descriptors each; the usual soft limit is 1,024."""
+    """Thousands of streams need several descriptors each; the usual soft limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 4 * CONNECTIONS
+    wanted = connections.DESCRIPTORS * connections.MOST
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def check_free(bind):
+def check_free(bind, soon=False):
     """Raises SettingsError if the address cannot be listened on: gunicorn would try for seconds,
-    and then say less."""
+    and then say less. `soon`: it may be in use, by a gateway that is about to end."""
     host, _, port = bind.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -121,6 +119,8 @@ def check_free(bind):
         try:
             probe.bind((host.strip("[]"), int(port)))
         except (OSError, UnicodeError, TypeError) as error:  # the last two: what is no host's name
+            if soon and getattr(error, "errno", None) == errno.EADDRINUSE:
+                return
             reason = getattr(error, "strerror", None) or error
             raise SettingsError(
                 f"cannot listen on {bind}: {reason}; set SPARKS_BIND to another address"

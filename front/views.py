@@ -40,12 +40,13 @@ def small_app(gateway, keyring, metrics):
     It knows the routes that ask a model only to tell a wrong method from a wrong path.
     """
     app = Flask(__name__, static_folder=None)
+    kept = help.Kept()
     app.url_map.strict_slashes = app.url_map.merge_slashes = False  # a redirect would be HTML
     views = {
         "/v1/models": lambda: list_models(gateway),
         "/v1/models/{id}": lambda id: one_model(gateway, id),
-        "/help": lambda: show_help(gateway),
-        "/llms.txt": lambda: show_help(gateway),
+        "/help": lambda: show_help(gateway, kept),
+        "/llms.txt": lambda: show_help(gateway, kept),
         "/v1/usage": lambda: own_usage(gateway),
         "/metrics": lambda: show_metrics(keyring, metrics, gateway.settings),
         "/healthz": lambda: json_response({"ok": True}),
@@ -224,9 +225,9 @@ def from_here(request):
     return (mapped or address).is_loopback
 
 
-def show_help(gateway):
-    """GET /help and /llms.txt, in the form that the client takes."""
-    body, mimetype = help.render(
+def show_help(gateway, kept):
+    """GET /help and /llms.txt, in the form that the client takes. `kept`: help.Kept."""
+    body, mimetype = kept.render(
         gateway.settings,
         [model for model in gateway.fleet.known if not model.hidden],
         public_address(gateway.settings),

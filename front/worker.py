@@ -5,6 +5,7 @@ connection whose body was not read, and no waiting for idle connections at the e
 out gunicorn's hooks and its log of requests."""
 
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -17,14 +18,19 @@ from gunicorn.http.errors import (
     ForbiddenProxyRequest,
     LimitRequestHeaders,
     LimitRequestLine,
+    NoMoreData,
     ParseException,
 )
+from gunicorn.util import close
 from gunicorn.workers.base_async import AsyncWorker
 from gunicorn.workers.ggevent import GeventWorker
 
 from errors import InternalError, Refusal, SettingsError
+from front.connections import Connections
 from front.edge import headers_unread
+from front.heads import HeadParser, SlowHead
 from front.wsgi import Response, environ_of, host_of, problem_of, refuse
+from loop import take_turn
 from tcp import detect_vanished_peer
 
 logger = logging.getLogger("sparks")
@@ -34,26 +40,8 @@ STATUSES = {  # of malformed HTTP; 400 if not here
     LimitRequestHeaders: 431,
     ExpectationFailed: 417,
     ForbiddenProxyRequest: 403,
+    SlowHead: 408,
 }
-
-
-class Idle(gevent.Timeout):
-    """The time between two requests of a connection: `keepalive` seconds at most, and none once the
-    drain is over. While it lasts, the next request is told of the end."""
-
-    def __init__(self, worker):
-        super().__init__(worker.cfg.keepalive, False)
-        self.worker = worker
-
-    def __enter__(self):
-        if self.worker.drained:
-            raise StopIteration
-        self.worker.idle.add(getcurrent())
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        self.worker.idle.discard(getcurrent())
-        return super().__exit__(*error)
 
 
 class CachedConfig:
@@ -75,6 +63,7 @@ class Worker(GeventWorker):
     reload()    SIGHUP came: read the settings again
     drain()     the worker is to end: returns when what is open has ended, or its time is over
     abandon()   it ends at once: write down what is open
+    close()     the last thing before the end
     """
 
     service = None  # until it is made
@@ -83,7 +72,7 @@ class Worker(GeventWorker):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.cfg = CachedConfig(self.cfg)
-        self.idle = set()  # greenlets of connections between two requests
+        self.connections = Connections()
 
     # -- the life of the process
 
@@ -127,12 +116,29 @@ class Worker(GeventWorker):
         # The hub's own way waits for whoever reads stderr, and all else with it.
         gevent.get_hub().print_exception = self.log_fault
         gevent.spawn(self.wind_down)
-        super().run()
+        gevent.spawn(self.watch_master)
+        try:
+            super().run()
+        finally:
+            self.service.close()
 
     def log_fault(self, context, kind, error, traceback):
         """An exception that left a greenlet or a callback of the hub."""
         if not isinstance(error, SystemExit):  # no fault: a second Ctrl-C ends the worker so
             logger.error("a fault beside the requests", exc_info=(kind, error, traceback))
+
+    def notify(self):
+        """Tell the master that this process lives. gunicorn's own way, where there is no master any
+        more, exits in the middle of all that is open."""
+        AsyncWorker.notify(self)
+
+    def watch_master(self):
+        """End at once when the master has gone, which would start another worker: nobody else looks
+        after this one, and a new gateway waits for its lock and its address."""
+        while self.ppid == os.getppid():
+            gevent.sleep(LOOK)
+        logger.error("the master is gone: the worker ends")
+        self.quit(signal.SIGQUIT, None)
 
     def wind_down(self):
         """Once the worker is to end, finish what is open, and let go of idle connections."""
@@ -140,19 +146,46 @@ class Worker(GeventWorker):
             gevent.sleep(LOOK)
         self.service.drain()
         self.drained = True
-        for greenlet in list(self.idle):
-            gevent.get_hub().loop.run_callback(greenlet.throw, StopIteration())
+        self.connections.end_idle()
 
     # -- connections and requests
 
-    def timeout_ctx(self):
-        """What gunicorn waits in for the next request of a connection."""
-        return Idle(self)
-
     def handle(self, listener, client, addr):
         """One connection, from its first request to its end."""
-        detect_vanished_peer(client)
-        super().handle(listener, client, addr)
+        request = None
+        self.connections.add()
+        try:
+            client.setblocking(1)
+            detect_vanished_peer(client)
+            server = listener.getsockname()
+            parser = HeadParser(self.cfg, client, addr)
+            while True:
+                request = None
+                request = self.next_request(parser, client, addr)
+                self.handle_request(server, request, client, addr)
+        except (StopIteration, NoMoreData, ConnectionError):
+            pass  # one of both has ended it
+        except OSError as error:
+            logger.warning("a client's connection failed: %s", error)
+        except Exception as error:
+            self.handle_error(request, client, addr, error)
+        finally:
+            self.connections.remove(client)
+            close(client)
+
+    def next_request(self, parser, client, addr):
+        """The next request of a connection. StopIteration ends it.
+
+        Its client may have sent thousands at once: others get their turn in between.
+        """
+        if self.drained:
+            raise StopIteration
+        take_turn()
+        self.connections.rest(client, addr[0])
+        try:
+            return next(parser)
+        finally:
+            self.connections.awake(client)
 
     def handle_request(self, listener_name, req, sock, addr):
         """One request. StopIteration ends its connection."""

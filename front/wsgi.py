@@ -32,6 +32,7 @@ from gunicorn.http.errors import (
 )
 
 from errors import error_body
+from front import heads
 from tcp import linger, send_all
 
 CONSTANT = {  # what is the same in every environment, see PEP 3333
@@ -76,9 +77,11 @@ PROBLEMS = {  # of malformed HTTP, in words
     InvalidHTTPVersion: "its version must be HTTP/1.1 or HTTP/1.0",
     InvalidRequestLine: "its first line must be a method, an address and a version",
     InvalidRequestMethod: "its method is none",
-    LimitRequestHeaders: "its headers, or its trailers, are too many or too long",
+    LimitRequestHeaders: "its headers, or its trailers, are too many or too long: there may be "
+    f"{heads.MOST_FIELDS} of {heads.MOST_FIELD} bytes each, and {heads.MOST} bytes in all",
     LimitRequestLine: "its first line is too long; send parameters in the body",
     ObsoleteFolding: "a header goes over several lines",
+    heads.SlowHead: f"its head has not come within {heads.TIME} seconds",
     UnsupportedTransferCoding: "the only Transfer-Encoding that is known here is chunked",
 }
 

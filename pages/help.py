@@ -5,6 +5,7 @@ It is made from the tables that the code uses. Pure: settings and models in, tex
 Source: the gateway's specification, which is this page for one model.
 """
 
+import html
 import json
 import re
 import shlex
@@ -55,6 +56,9 @@ EXAMPLES = {  # a template file each, and its macros
     ),
 }
 NO_MODEL = "MODEL-ID"  # stands in the examples while no model is known
+ADDRESS = "http://address-of-this-gateway.invalid"  # stands for each client's own in what is kept
+MOST_MODELS = 100  # that the page tells of
+MOST_ACCEPT = 1000  # characters of an Accept header that are looked at
 
 # What each refusal means and what to do about it; status and code stand in errors.py.
 MEANINGS = {
@@ -89,12 +93,15 @@ MEANINGS = {
         "A fault of the gateway's own; tell the operator the response's `x-request-id`"
     ),
     errors.UpstreamError: (
-        "The engine failed on this request, perhaps in mid-answer; retry once or twice"
+        "The engine failed on this request, perhaps after it had worked on it, perhaps in "
+        "mid-answer; retry once or twice"
     ),
     errors.ModelUnavailable: (
-        "The model is not loaded right now; retry later (see `Retry-After`), do not hammer"
+        "The model is not loaded right now, and nothing was run; retry later (see `Retry-After`), "
+        "do not hammer"
     ),
     errors.Overloaded: "Too much is in hand at this moment; retry after `Retry-After`",
+    errors.Unready: "The gateway's own database cannot be read; retry after `Retry-After`",
     errors.ShuttingDown: "The gateway is restarting; retry after `Retry-After`",
     errors.UpstreamTimeout: "The engine was silent for too long; retry, or ask for less",
 }
@@ -110,9 +117,34 @@ def form_of(accept, wanted=None):
         form = wanted.lower()
         return form if form in FORMS else "md"
     # A charset or a level makes no difference here: only q= counts.
-    types = re.sub(r";\s*(?!q\s*=)[^;,]*", "", accept or "", flags=re.I)
+    types = re.sub(r";\s*(?!q\s*=)[^;,]*", "", (accept or "")[:MOST_ACCEPT], flags=re.I)
     offers = parse_accept_header(types, MIMEAccept)
     return ACCEPTED.get(offers.best_match(ACCEPTED), "md")
+
+
+class Kept:
+    """The page, rendered once for each state of settings and models: it costs more than a hundred
+    other requests, and wants no key."""
+
+    def __init__(self):
+        """Nothing is rendered yet."""
+        self.state = None
+        self.found = {}
+
+    def render(self, settings, models, base_url, form):
+        """As the function of that name."""
+        state = (list(vars(settings).values()), models)
+        if state != self.state:
+            self.state = state
+            self.found = {}
+        if form not in self.found:
+            self.found[form] = render(settings, models, ADDRESS, form)
+        body, mimetype = self.found[form]
+        # Any client has one of its own, but it stands only where nothing is markup.
+        address = api_address(base_url).removesuffix("/v1").encode("utf-8", "replace").decode()
+        if form == "html":
+            address = html.escape(address)
+        return body.replace(ADDRESS, address), mimetype
 
 
 def render(settings, models, base_url, form):
@@ -155,7 +187,7 @@ def contents(settings, models, base_url):
         "base_url": base_url,
         "anthropic_url": base_url.removesuffix("/v1"),
         "model": default and default.id,
-        "models": [about(model) for model in models],
+        "models": [about(model) for model in models[:MOST_MODELS]],
         "description": settings.description,
         "slots": settings.max_active,
         "limits": limits(settings),
@@ -176,6 +208,8 @@ def contents(settings, models, base_url):
     }
     page |= {name: examples(name, page) for name in EXAMPLES}
     page["notes"] = notes(page)
+    if len(models) > MOST_MODELS:
+        page["notes"].append(f"`GET /v1/models` lists all {len(models)} models.")
     return page
 
 
@@ -391,7 +425,7 @@ FILTERS = {
 
 
 def templates(**options):
-    """A jinja2.Environment of the templates folder; it reads a template when that is asked for."""
+    """A jinja2.Environment of the templates folder."""
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         undefined=jinja2.StrictUndefined,
@@ -406,6 +440,9 @@ def templates(**options):
 
 PAPER = templates(autoescape=False)
 SCREEN = templates(autoescape=True)
+for template in ("help.md", *(f"{name}.jinja" for name in EXAMPLES)):
+    PAPER.get_template(template)  # at the start: it takes longer than anybody should wait for
+SCREEN.get_template("help.html")
 MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
@@ -419,5 +456,5 @@ def as_html(text):
             chapters.append((token.attrGet("id"), inner.content))
         if token.type in ("fence", "table_open"):
             token.attrSet("tabindex", "0")  # what scrolls must be in reach of keyboards: WCAG 2.1.1
-    html = MARKDOWN.renderer.render(tokens, MARKDOWN.options, {})
-    return {"body": Markup(html), "chapters": chapters}
+    body = MARKDOWN.renderer.render(tokens, MARKDOWN.options, {})
+    return {"body": Markup(body), "chapters": chapters}

@@ -3,78 +3,221 @@
 All greenlets of the process share the connection: nothing may switch inside a transaction.
 """
 
+import logging
 import os
+import secrets
 import sqlite3
-import stat
-from contextlib import closing
-from types import SimpleNamespace
+from contextlib import closing, suppress
+from pathlib import Path
 
 import peewee
 
 from errors import SettingsError
+from store import file
 
+logger = logging.getLogger("sparks")
 PAGE = 1024  # bytes, of a new file: a row of the ledger touches two, and each is logged whole
-MAGIC = b"SQLite format 3\0"  # how a file begins that is not empty: sqlite.org/fileformat.html, 1.3
 database = peewee.SqliteDatabase(None, thread_safe=False)
-opened = SimpleNamespace(file=None)  # which file the connection has
+DATABASE_FAULTS = (peewee.PeeweeException, sqlite3.Error)
+FAULTS = (OSError, *DATABASE_FAULTS)
 
 
-def open_database(path, patient=True):
+class Opened:
+    """The file that the connection has.
+
+    path        its name, without symbolic links: SQLite's log lies beside that
+    descriptor  see store/file.py; None if nothing is open
+    stamps      those that it may have now, see file.stamp_of
+    seen        its file.identity as of the last look at its stamp; None until there is a connection
+    """
+
+    def __init__(self):
+        self.path = None
+        self.descriptor = None
+        self.stamps = ()
+        self.seen = None
+
+    def note(self):
+        """Take the file as it is now for what it should be."""
+        self.seen = file.identity(self.descriptor)
+        self.stamps = (file.stamp_of(self.descriptor),)
+
+    def forget(self):
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+        self.__init__()
+
+    def is_in_place(self):
+        """Whether it lies at its path, and nobody has written over it. OSError if nothing does."""
+        if self.seen is None:
+            return False
+        found = file.identity(self.path)
+        if found != self.seen:
+            if self.was_moved() or self.was_overwritten():
+                return False
+            self.seen = found  # changed by a checkpoint, perhaps another program's
+        return True
+
+    def was_moved(self):
+        with suppress(OSError):
+            return not os.path.samestat(os.stat(self.path), os.fstat(self.descriptor))
+        return True
+
+    def was_overwritten(self):
+        """Whether the file itself has a stamp that neither we nor the connection know."""
+        found = file.stamp_of(self.descriptor)
+        if found in self.stamps:
+            return False
+        try:
+            return found != stamp_by(database.execute_sql)
+        except FAULTS:
+            return True
+
+
+opened = Opened()
+whole = set()  # identities of files as they were read and found in order
+
+
+def stamp_by(execute):
+    """A file's stamp as a connection has it, which counts what the log holds."""
+    names = "schema_version", "user_version", "application_id"
+    return file.stamp(*(execute(f"PRAGMA {name}").fetchone()[0] for name in names))
+
+
+def open_database(path, patient=True, check=None):
     """Open the file, made with mode 0600 if there is none, and bring it up to date.
 
-    Unless `patient`, later calls never wait inside SQLite: neither for another process's lock nor
-    for a checkpoint, which `checkpoint` makes instead. Raises SettingsError with one line.
+    patient  else later calls never wait inside SQLite for another process's lock
+    check    check_whole, or a function that calls it: read all of the file first
+    Raises SettingsError with one line.
     """
+    path = Path(os.path.realpath(path))
     try:
-        refuse_other_files(path)
-        os.chmod(path, 0o600)
-        database.init(
-            str(path),
-            pragmas={
-                "page_size": PAGE,
-                "journal_mode": "wal",
-                "synchronous": "normal",
-                "busy_timeout": 5000,
-            },
-            check_same_thread=False,
-        )
-        database.connect(reuse_if_open=True)
-        migrate()
-        opened.file = identity(path)
+        take_up(path)
+        if check:
+            check(path)
+        connect(path)
         if not patient:
             database.execute_sql("PRAGMA busy_timeout = 0")
-            database.execute_sql("PRAGMA wal_autocheckpoint = 0")
-    except (OSError, peewee.PeeweeException, sqlite3.Error) as error:
-        if not database.deferred:
+    except FAULTS as error:
+        let_go()
+        raise SettingsError(f"SPARKS_DB: {path} cannot be used: {advised(error)}") from None
+
+
+def take_up(path):
+    """Make sure of a file before SQLite sees it."""
+    let_go()
+    opened.path = path
+    opened.descriptor = file.open_file(path)
+    if not file.has_own_log(path, opened.descriptor):
+        aside = file.set_aside(path)
+        logger.error("the log beside %s was another file's: it is %s now", path, aside)
+
+
+def check_whole(path):
+    """Raises Unusable for a file that is damaged.
+
+    It is read on a connection of its own, which takes a second for a million rows; and not again by
+    this process or its worker as long as it is unchanged.
+    """
+    if not file.size_of(path) or file.identity(path) in whole:
+        return
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            ((said,),) = connection.execute("PRAGMA quick_check(1)").fetchall()
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError as error:
+        said = error
+    if str(said) != "ok":
+        raise file.Unusable(f"it is damaged ({' '.join(str(said).split())}); {file.ADVICE}")
+    whole.add(file.identity(path))
+
+
+def advised(error):
+    """What SQLite says of a file, with what to do where it is damaged."""
+    if "malformed" in str(error):
+        return f"{error}; {file.ADVICE}"
+    return error
+
+
+def connect(path):
+    """Connect to the file that was taken up, bring it up to date, and mark its log."""
+    database.init(
+        str(path),
+        pragmas={
+            "page_size": PAGE,
+            "journal_mode": "wal",
+            "synchronous": "normal",
+            "busy_timeout": 5000,
+            "wal_autocheckpoint": 0,
+        },
+        check_same_thread=False,
+    )
+    database.connect()
+    if opened.was_moved():
+        raise file.Unusable("it was replaced in this moment; try again")
+    if pending():  # the usual case needs no lock
+        file.unmark_log(path)  # until the log is in the file, that has either schema
+        migrate()
+        database.execute_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    opened.note()
+    if file.marks_of_log(path) is None and opened.stamps == (stamp_by(database.execute_sql),):
+        file.mark_log(path, opened.descriptor, *opened.stamps)
+
+
+def let_go():
+    """Close what is open; until the next `open_database` nothing connects."""
+    if not database.deferred:
+        if not database.is_closed():
+            close()
+        database.init(None)
+    opened.forget()
+
+
+def close():
+    """Close the connection, but never bring its log into a file that it isn't of."""
+    if opened.was_moved():
+        # That file gets its last rows, wherever it is now, without a wait for the disk.
+        with suppress(peewee.PeeweeException):
+            database.execute_sql("PRAGMA synchronous = OFF")
+            database.execute_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        database.close()
+    elif opened.was_overwritten():
+        with file.read_lock(opened.descriptor):
             database.close()
-        raise SettingsError(f"SPARKS_DB: {path} cannot be used: {error}") from None
+    else:
+        database.close()
 
 
-def refuse_other_files(path):
-    """OSError for what is no SQLite database, before its mode is changed or anything written."""
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
-        is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-        if not is_regular or file.read(len(MAGIC)) not in (b"", MAGIC):
-            raise OSError("it is no SQLite database")
+def is_ours():
+    """Whether the file at the path is still the one that was opened. OSError if there is none."""
+    return opened.is_in_place()
 
 
-def identity(path):
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
+def check_place():
+    """OSError unless what is written now would be in the file at the path."""
+    if not opened.is_in_place():
+        raise file.Unusable("another file lies in its place")
 
 
-def is_ours(path):
-    """Whether the file at `path` is still the one that was opened. OSError if there is none."""
-    return identity(path) == opened.file
-
-
-def checkpoint(path):
-    """Bring what the write-ahead log holds into the file.
+def checkpoint():
+    """Bring what the write-ahead log holds into the file, with a new stamp.
 
     Runs in a thread, on a connection of its own, because it waits for the disk.
     """
+    path = opened.path
+    if not is_ours() or not file.size_of(file.beside(path, "-wal")):
+        return
     with closing(sqlite3.connect(path)) as connection:
+        if len(opened.stamps) == 1:  # else the last one is still in the log alone
+            connection.execute(f"PRAGMA user_version = {secrets.randbits(31)}")
+            opened.stamps += (stamp_by(connection.execute),)
+            file.mark_log(path, opened.descriptor, *opened.stamps)
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    if file.stamp_of(opened.descriptor) == opened.stamps[-1]:
+        opened.stamps = opened.stamps[-1:]
+        file.mark_log(path, opened.descriptor, *opened.stamps)
 
 
 class Transaction:

@@ -6,6 +6,7 @@ while the database is locked or full, rows wait in memory and requests are answe
 """
 
 import logging
+import os
 import sqlite3
 from collections import deque
 from datetime import date, timedelta
@@ -17,18 +18,28 @@ import gevent
 import peewee
 
 from errors import SettingsError
-from store.database import Transaction, checkpoint, database, is_ours, open_database
+from store.database import (
+    FAULTS,
+    Transaction,
+    check_place,
+    check_whole,
+    checkpoint,
+    database,
+    is_ours,
+    open_database,
+)
+from store.file import ADVICE, Unusable, identity
 
 logger = logging.getLogger("sparks")
 PATIENCE = 0.25  # seconds for which a request waits for a locked database
 RETRY = 0.02  # seconds between two tries
+LAST = 3  # seconds for the rows that wait when the process ends
 MOST_WAITING = 10_000  # rows in memory; beyond it the oldest are lost, and counted
 COMPLAIN = 60  # seconds between two log lines about one fault
 STEP = 500  # rows written or deleted in one go
 MINUTE = 60  # seconds
 DAY = 86400
 
-FAULTS = (sqlite3.Error, peewee.DatabaseError, OSError)  # of the database, where no row is at hand
 TOTALS = (
     "requests",
     "ok",
@@ -91,6 +102,7 @@ def commit(rows):
 
     Raises UnfitRow if one of the rows can never be kept, and what SQLite raises for anything else.
     """
+    check_place()
     with Transaction() as execute:
         for row in rows:
             try:
@@ -166,6 +178,7 @@ class Ledger:
         self.waiting = deque()
         self.lost = 0
         self.troubled = False
+        self.refused = None  # (identity of a file that cannot be used, why)
         self.logged = {}  # fault -> when it was logged last
         self.checked = -DAY  # when, by a clock that is never set back
         self.pruned = -DAY
@@ -238,6 +251,14 @@ class Ledger:
         self.logged[fault] = now
         return True
 
+    def finish(self):
+        """Before the process ends: commit what waits, as far as the database lets it."""
+        end = monotonic() + LAST
+        while not self.attempt(self.flush) and monotonic() < end:
+            gevent.sleep(RETRY)
+        if self.waiting:
+            logger.error("%d rows of the ledger are lost with the process", len(self.waiting))
+
     # -- upkeep
 
     def keep_up(self):
@@ -277,19 +298,40 @@ class Ledger:
         return 1
 
     def stay_with_the_file(self):
-        """Open the database anew if another file, perhaps a backup, was put in its place."""
+        """Open the database anew if another file, perhaps a backup, was put in its place. One that
+        cannot be used is left alone: the keys in memory count on, and rows wait."""
         try:
-            if is_ours(self.settings.db):
+            if is_ours():
                 return
-            logger.error("another database file has been put in place: it is used from now on")
-            database.close()
-            open_database(self.settings.db, patient=False)
+            found = identity(self.settings.db)
+            if self.refused and self.refused[0] == found:
+                raise self.refused[1]
+            self.take_over(found)
         except (OSError, SettingsError) as error:
-            self.complain(error)
+            if self.is_news("file"):
+                logger.error("%s; keys count as they were, and the ledger's rows wait", error)
+
+    def take_over(self, found):
+        """Go on with the file that lies in place now. Raises SettingsError."""
+        logger.error("another database file has been put in place")
+        try:
+            open_database(self.settings.db, patient=False, check=self.check_whole)
+        except SettingsError as error:
+            self.refused = found, error
+            raise
+        logger.error("it is used from now on")
+        self.logged.pop("file", None)
+
+    @staticmethod
+    def check_whole(path):
+        """In a thread, since a large file takes seconds."""
+        if not os.stat(path).st_size:
+            raise Unusable(f"it is empty; {ADVICE}")
+        gevent.get_hub().threadpool.apply(check_whole, (path,))
 
     def checkpoint(self):
         try:
-            gevent.get_hub().threadpool.apply(checkpoint, (self.settings.db,))
+            gevent.get_hub().threadpool.apply(checkpoint)
         except FAULTS as error:
             self.complain(error)
 

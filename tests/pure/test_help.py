@@ -457,3 +457,42 @@ def test_code_in_a_table(value):
     (512, "512 bytes"), (1024, "1 KB"), (1536, "1.5 KB"), (100 << 20, "100 MB"), (3 << 40, "3072 GB")])
 def test_bytes_text(number, text):
     assert help.bytes_text(number) == text
+
+
+# ---- what is kept
+
+ADDRESSES = ["http://a", "https://a.b-c_d.example.:80/v1", "http://[::1]:8080", "http://gateway_1:8080", "http://a~b", "http://_/", "http://v1",
+             "https://x.example/a&b=*_c_*", "https://x.example/<a>'\"`"]
+
+
+SEVERAL = MODELS[:3]
+
+
+def test_what_is_kept_is_the_page():
+    """For each address and form, and after each change."""
+    kept = help.Kept()
+    for settings, models in ((configured(), []), (configured(), SEVERAL), (configured(max_active="3"), SEVERAL)):
+        for form in help.FORMS:
+            for address in ADDRESSES:
+                assert kept.render(settings, models, address, form) == help.render(settings, models, address, form), (form, address)
+
+
+def test_the_page_is_rendered_once_for_each_state(monkeypatch):
+    kept, rendered, render = help.Kept(), [], help.render
+    monkeypatch.setattr(help, "render", lambda *arguments: rendered.append(arguments) or render(*arguments))
+    for number in range(50):
+        for form in help.FORMS:
+            kept.render(configured(), list(SEVERAL), f"http://{number}", form)
+    assert len(rendered) == len(help.FORMS)
+
+
+def test_many_models():
+    """The page tells of the first ones, and where the others are."""
+    many = [model(id=f"model-{number}") for number in range(1000)]
+    found = data(models=many)
+    assert [one["id"] for one in found["models"]] == [f"model-{number}" for number in range(help.MOST_MODELS)]
+    assert "all 1000 models" in found["notes"][-1] and "all 1000 models" in page(models=many)
+
+
+def test_an_endless_accept_header_costs_no_more_than_a_long_one():
+    assert help.form_of("text/html," + ",".join(f"a/b{n};q=0.1" for n in range(100_000))) == "html"

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from support.engine import Engine, Hang, Json, chat_chunks, completion
+from support.engine import Engine, Hang, Json, Pause, Reset, chat_chunks, completion
 from support.gateway import started
 from support.observe import idle
 from support.processes import listens, wait_until
@@ -60,6 +60,19 @@ def test_a_step_that_fails_keeps_neither_slot_nor_row(stock, tmp_path, patch):
         found = rows(gateway.db, "id LIKE 'ends-%'")
         assert [row["status"] for row in found] == ([] if patch is NO_ROW_IS_WRITTEN else [200] * 6)
         assert gateway.log.count("a step of a request's end failed") >= 6
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["plain", "stream"])
+def test_a_generation_that_an_engine_gave_up_is_not_run_twice(shared, streams):
+    """It takes the request on a connection that was used before, works for a while, and resets."""
+    engine, body = shared.engine, {"messages": HELLO, "stream": streams}
+    engine.always([Json(completion("Hi"))])
+    shared.client().post(PATH, {"messages": HELLO}).json()
+    engine.always([Pause(0.5), Reset()])
+    answer = shared.client().post(PATH, body)
+    assert answer.status == 502 and "may have worked on it" in answer.json()["error"]["message"]
+    asked = [request for request in engine.requests if request.path.endswith(PATH)]
+    assert len(asked) == 2 and asked[0].connection == asked[1].connection
 
 
 @pytest.mark.parametrize("signals", [1, 2])

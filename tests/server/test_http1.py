@@ -5,6 +5,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 
 import gevent
 import hypothesis
@@ -535,6 +536,33 @@ def test_a_stale_connection_and_a_large_body(engine, pool, end):
 
 
 @pytest.mark.parametrize("end", [Close(), Reset()])
+@pytest.mark.parametrize("size", [10, http1.READ, 4 << 20])
+def test_what_an_engine_may_have_worked_on_is_not_sent_again(engine, pool, size, end):
+    """It took the whole request on a used connection, and was at it for a while: a generation would run twice."""
+    first_one(engine, pool)
+    engine.play(Pause(3 * http1.STALE), end)
+    with pytest.raises(UpstreamError, match="may have worked on it"):
+        pool.post("/v1/x", [b"x" * size], {}).all(5, 100)
+    assert len(engine.requests) == 2
+
+
+def test_what_an_engine_has_not_whole_is_sent_again(engine, pool):
+    """However long it took it in: it cannot have begun."""
+    first_one(engine, pool)
+    engine.play(Early(), Pause(3 * http1.STALE), Reset())
+    engine.play(Json({"a": 1}))
+    assert pool.post("/v1/x", [b"x" * (30 << 20)], {}).all(5, 100) == b'{"a":1}'
+
+
+def test_a_question_may_be_asked_twice(engine, pool):
+    """The count of a prompt, which costs nothing."""
+    first_one(engine, pool)
+    engine.play(Pause(3 * http1.STALE), Close())
+    engine.play(Json({"a": 1}))
+    assert pool.post("/v1/x", [b"{}"], {}, harmless=True).all(5, 100) == b'{"a":1}' and len(engine.requests) == 3
+
+
+@pytest.mark.parametrize("end", [Close(), Reset()])
 def test_only_once(engine, pool, end):
     first_one(engine, pool)
     engine.play(end)
@@ -715,6 +743,9 @@ class TlsServer(threading.Thread):
             for part in self.answers.pop(0):
                 if part is None:
                     return
+                if isinstance(part, float):
+                    time.sleep(part)
+                    continue
                 tls.write(part)
                 self.flush()
 
@@ -852,6 +883,16 @@ def test_tls_stale_connection(tls):
         assert answer.all(5, 100) == b"ok"
         answer.close(whole=True)
     assert len(server.requests) == 3
+
+
+def test_tls_request_that_was_worked_on(tls):
+    server, pool = tls([OK], [3 * http1.STALE, None], [OK])
+    answer = pool.post("/v1/x", [b"{}"], {})
+    assert answer.all(5, 100) == b"ok"
+    answer.close(whole=True)
+    with pytest.raises(UpstreamError, match="may have worked on it"):
+        pool.post("/v1/x", [b"{}"], {}).all(5, 100)
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("data", [b"\x17\x03\x03\x00\x20" + b"x" * 32, b"HTTP/1.1 400 Bad Request\r\n\r\n"])

@@ -1,10 +1,13 @@
 """The gateway as a process: its start, its files, signals, and settings that stop it."""
+import fcntl
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from support.engine import Hang, chat_chunks
 from support.gateway import Gateway, started
 from support.observe import worker
 from support.processes import WITH_US, children, clean_environment, listens, wait_until
+from support.rows import rows
 
 
 def ask(front, **fields):
@@ -197,6 +201,144 @@ def test_an_address_that_is_none_is_one_line(gateway, engine, host):
     done = sparks(front, bind=f"{host}:8080")
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith(f"sparks: cannot listen on {host}:8080: ") and done.stderr.count("\n") == 1
+
+
+def test_kill_9_for_the_master_alone(gateway, engine):
+    """Its worker sees it: streams end with an error event, each request has its row, and the next start is at once."""
+    front = gateway(max_active=30)
+    engine.always([*chat_chunks("Hi there")[:2], Hang()])
+    events = [front.client(timeout=20).post(PATH, {"messages": HELLO, "stream": True}, {"x-request-id": f"left-{n}"}).events()
+              for n in range(20)]
+    for each in events:
+        next(each)
+    orphan = worker(front)
+    front.process.kill()
+    front.process.wait(10)
+    began = time.monotonic()
+    front.launch()
+    for each in events:
+        assert list(each)[-1].json()["error"]["code"] == "shutting_down"
+    wait_until(lambda: not alive(orphan), 5)
+    assert time.monotonic() - began < 10 and "the master is gone" in front.log
+    front.wait_alive()
+    found = rows(front.db, "id LIKE 'left-%'")
+    assert [(row["status"], row["error"]) for row in found] == [(503, "shutting_down")] * 20
+    engine.wait_idle()
+
+
+def test_kill_9_for_the_master_while_it_drains(gateway, engine):
+    front = gateway(drain=60)
+    engine.always([*chat_chunks("Hi there")[:2], Hang()])
+    events = front.client(timeout=20).post(PATH, {"messages": HELLO, "stream": True}).events()
+    next(events)
+    orphan = worker(front)
+    front.process.terminate()
+    wait_until(lambda: not listens(front.settings["bind"]), 5)
+    front.process.kill()
+    assert list(events)[-1].json()["error"]["code"] == "shutting_down"
+    wait_until(lambda: not alive(orphan), 5)
+
+
+# ---- the pid file
+
+LOCKER = """
+import fcntl, os, sys, time
+file = open(sys.argv[1])
+fcntl.flock(file, fcntl.LOCK_SH)
+os.setresuid(65534, 65534, 65534)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def locked_by_a_stranger(path):
+    """Another user's process, which may only read the file, holds a lock on it."""
+    process = subprocess.Popen([sys.executable, "-c", LOCKER, path], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_pid_file_that_others_can_lock(gateway, engine):
+    """Of an older version, mode 0644, with the pid of what is somebody else's process by now."""
+    front = gateway()
+    front.stop()
+    pid_file = front.db.with_name(front.db.name + ".pid")
+    pid_file.chmod(0o644)
+    with locked_by_a_stranger(pid_file) as stranger:
+        pid_file.write_text(str(stranger.pid))
+        done = sparks(front, "--reload")
+        assert done.returncode == 1 and "no gateway runs here" in done.stderr and stranger.poll() is None
+        front.launch()
+        front.wait_alive()
+        assert pid_file.read_text() == str(front.pid) and stat.S_IMODE(pid_file.stat().st_mode) == 0o600
+        assert sparks(front, "--reload").returncode == 0
+
+
+def test_a_pid_file_that_others_may_read_is_closed(gateway, engine):
+    front = gateway()
+    front.stop()
+    pid_file = front.db.with_name(front.db.name + ".pid")
+    pid_file.chmod(0o666)
+    old = pid_file.stat().st_ino
+    front.launch()
+    front.wait_alive()
+    found = pid_file.stat()
+    assert stat.S_IMODE(found.st_mode) == 0o600 and found.st_ino != old
+
+
+def test_a_process_that_got_the_pid_is_not_told_to_reload(gateway, engine):
+    """The lock is held, by a worker that outlives its master perhaps; the pid is somebody's who knows nothing of it."""
+    front = gateway()
+    front.stop()
+    pid_file = front.db.with_name(front.db.name + ".pid")
+    with open(pid_file) as file, subprocess.Popen(["sleep", "30"]) as other:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        pid_file.write_text(str(other.pid))
+        done = sparks(front, "--reload")
+        assert done.returncode == 1 and "no gateway runs here" in done.stderr and other.poll() is None
+        other.kill()
+
+
+@pytest.mark.parametrize("way", ["symlink", "link", "relative", "through a folder"])
+def test_a_database_by_another_name_is_the_same_one(gateway, engine, tmp_path, way):
+    front = gateway()
+    other = tmp_path / "other.db"
+    if way == "symlink":
+        other.symlink_to(front.db)
+    elif way == "link":
+        os.link(front.db, other)
+    elif way == "relative":
+        other = os.path.relpath(front.db, ROOT)
+    else:
+        (tmp_path / "folder").symlink_to(front.db.parent)
+        other = tmp_path / "folder" / front.db.name
+    done = sparks(front, db=f"sqlite:///{other}", bind="127.0.0.1:1")
+    assert done.returncode == 1 and done.stderr.startswith("sparks: SPARKS_DB: ") and done.stderr.count("\n") == 1
+    assert front.keys("list").returncode == 0 and ask(front).status in (200, 503)
+
+
+def test_two_starts_at_once(gateway, engine):
+    """One of them serves, and the other one says why it does not."""
+    front = gateway()
+    for _ in range(3):
+        front.stop()
+        starts = [subprocess.Popen([sys.executable, "sparks.py"], cwd=ROOT, text=True, stderr=subprocess.PIPE,
+                                   env=clean_environment(**front.settings)) for _ in range(2)]
+        try:
+            wait_until(lambda starts=starts: any(start.poll() is not None for start in starts), 15)
+            front.wait_alive()
+            loser, = (start for start in starts if start.poll() is not None)
+            assert loser.returncode == 1 and loser.stderr.read().count("\n") == 1
+        finally:
+            for start in starts:
+                start.terminate()
+                start.communicate(timeout=30)
 
 
 # ---- the tests' own processes

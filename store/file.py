@@ -1,0 +1,162 @@
+"""The database as a file: which one lies at a path, and whose the write-ahead log beside it is.
+
+SQLite knows a log by its name alone. If a backup is put in the place of a file whose log is still
+there, it lays the old log over the new file, which destroys it. So a log is marked with the file
+that it belongs to, and another file's log is set aside before anything is opened.
+
+Whoever closes any descriptor of a file loses all of its process's locks on it (fcntl(2)). So the
+descriptor of an open database is kept until its connection is closed.
+"""
+
+import fcntl
+import os
+import stat
+import struct
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+
+MAGIC = b"SQLite format 3\0"  # how a file begins that is not empty: sqlite.org/fileformat.html, 1.3
+HEADER = 100  # bytes
+STAMP = ((40, 44), (60, 64), (68, 72))  # in it: schema cookie, user version, application id
+OWNER = "user.sparks.log_of"  # the extended attribute of a log: whose it is
+SHARED = (0x40000002, 510)  # where SQLite locks a file to read it: sqlite.org/src, os.h
+ADVICE = "put a backup in its place; or move it away to begin a new one, which has no keys"
+
+
+class Unusable(OSError):
+    """A file cannot be the database. The text is for its owner."""
+
+
+def beside(path, ending):
+    return path.with_name(path.name + ending)
+
+
+def open_file(path):
+    """A descriptor of the file, made with mode 0600 if there is none.
+
+    OSError for what is no SQLite database, before its mode is changed or anything is written.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        found = os.fstat(descriptor)
+        is_regular = stat.S_ISREG(found.st_mode)
+        if not is_regular or os.pread(descriptor, len(MAGIC), 0) not in (b"", MAGIC):
+            raise Unusable("it is no SQLite database")
+        if was_emptied(path, found):
+            raise Unusable(f"it was emptied; {ADVICE}")
+        if stat.S_IMODE(found.st_mode) != 0o600:
+            os.fchmod(descriptor, 0o600)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def was_emptied(path, found):
+    """Whether a file without a byte has a log that may be its own. `found`: what os.stat says."""
+    owner = owner_of_log(path)
+    return not found.st_size and size_of(beside(path, "-wal")) and owner in (None, found.st_ino)
+
+
+def identity(file):
+    """What a file, given by its path or a descriptor, has as long as nobody changes it."""
+    found = os.stat(file)
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def size_of(path):
+    """Bytes of a file; 0 if there is none."""
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def stamp_of(descriptor):
+    """What tells a database file from an older state of it and from copies, as a text.
+
+    Only a change of the schema and a checkpoint of ours change it; SQLite's own copies have a
+    schema cookie of their own.
+    """
+    header = os.pread(descriptor, HEADER, 0).ljust(HEADER, b"\0")
+    return stamp(*(int.from_bytes(header[begin:end], "big") for begin, end in STAMP))
+
+
+def stamp(cookie, version, application):
+    return f"{cookie & 0xFFFFFFFF:08x}{version & 0xFFFFFFFF:08x}{application & 0xFFFFFFFF:08x}"
+
+
+# ---- the log beside it
+
+
+def mark_log(path, descriptor, *stamps):
+    """Note that the log belongs to this file, with these stamps. Not every file system keeps it."""
+    log = beside(path, "-wal")
+    with suppress(OSError):
+        inodes = os.stat(log).st_ino, os.fstat(descriptor).st_ino
+        os.setxattr(log, OWNER, " ".join(map(str, (*inodes, *stamps))).encode())
+
+
+def unmark_log(path):
+    with suppress(OSError):
+        os.removexattr(beside(path, "-wal"), OWNER)
+
+
+def marks_of_log(path):
+    """The marks of the log, as texts: the inode of its file, and stamps. None if it has none, or
+    those of the log that it is a copy of."""
+    log = beside(path, "-wal")
+    try:
+        own, *marks = os.getxattr(log, OWNER).decode().split()
+        return marks if own == str(os.stat(log).st_ino) else None
+    except OSError:
+        return None
+
+
+def owner_of_log(path):
+    """The inode of the log's file, or None if that cannot be told."""
+    marks = marks_of_log(path)
+    return marks and int(marks[0])
+
+
+def has_own_log(path, descriptor):
+    """Whether the log at this path is this file's, as far as that can be told."""
+    marks = marks_of_log(path)
+    if not marks or not size_of(beside(path, "-wal")):
+        return True
+    file = os.fstat(descriptor)
+    if marks[0] != str(file.st_ino):
+        return False
+    # Of another state of the file, but younger than it: copies of both were written over both.
+    younger = os.stat(beside(path, "-wal")).st_ctime_ns > file.st_ctime_ns
+    return younger or stamp_of(descriptor) in marks[1:]
+
+
+def set_aside(path):
+    """Rename the log, and what SQLite keeps with it, to names that it does not look for. Returns
+    the log's new name."""
+    moment = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%fZ")
+    aside = beside(path, f".left-{moment}")
+    for ending in ("-shm", "-wal"):
+        with suppress(FileNotFoundError):
+            os.rename(beside(path, ending), beside(aside, ending))
+    return beside(aside, "-wal")
+
+
+@contextmanager
+def read_lock(descriptor):
+    """Holds SQLite's lock for reading, as another process would.
+
+    A connection that is closed meanwhile is not the last one to SQLite, and leaves its log alone.
+    """
+    change_lock(descriptor, fcntl.F_RDLCK)
+    try:
+        yield
+    finally:
+        change_lock(descriptor, fcntl.F_UNLCK)
+
+
+def change_lock(descriptor, kind):
+    """Of the open file description, so that it stands against the locks of this process too."""
+    lock = struct.pack("hhqqi0q", kind, os.SEEK_SET, *SHARED, 0)
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)
