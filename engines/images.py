@@ -24,7 +24,6 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import gevent
 from gevent import socket
-from gevent.lock import BoundedSemaphore
 from gevent.monkey import get_original
 from gevent.threadpool import ThreadPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
