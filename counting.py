@@ -242,11 +242,13 @@ def length_of_request(parts):
     """(its Length without its images, how many these are) of a request to an engine, a list of
     bytes or of what is like them."""
     short = []
+    inside = False  # an image, of which a long part holds nothing else
     for part in parts:
-        before = b""
-        if short and len(part) > SAMPLE:
-            before = bytes(short[-1][-SAMPLE:])
-        if len(part) > LOOKED_AT or before and in_image(before + part[:HEAD]):
+        if len(part) <= SAMPLE:
+            inside = False
+        elif short and not inside:
+            inside = in_image(bytes(short[-1][-SAMPLE:]) + part[:HEAD])
+        if inside or len(part) > LOOKED_AT:
             part = part[:HEAD]
         short.append(part)
     text = b"".join(short)

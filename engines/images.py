@@ -41,7 +41,7 @@ LONGEST = 8192  # characters of an address
 LONGEST_HOST = 253  # of a host (RFC 1035, 2.3.4)
 READ = 65536  # bytes a read
 ENCODE = 3 << 14  # bytes encoded in one go, without padding between them
-PART = 5 << 20  # bytes of a part of a data URL at least, if it has several: see counting.py
+PART = 1 << 20  # bytes of each part of a data URL but the last one
 MAX_HEAD = 65536  # bytes, interim heads included
 FRAMED = 6  # bytes on the wire for a byte of an image at most: each may be a chunk of its own
 ENOUGH = 16  # bytes that tell what it is
@@ -433,8 +433,6 @@ class DataUrl:
         if self.kind is None:
             self.begin()
         self.encode(len(self.rest))
-        if self.size < PART and self.parts:
-            self.encoded.insert(0, self.parts.pop())
         self.join()
         return self.parts
 

@@ -187,7 +187,8 @@ def test_images_in_parts_of_their_own_are_no_text(size, kept):
     """As they are put in: all of one that was fetched, or what was cut out of one. They are not gone over."""
     long, data = b"words " * 9000, b"data:image/png;base64," + b"A" * size
     first = b'{"a":"words","image_url":{"url":"' + data[:kept]
-    body = [first, memoryview(data)[kept:], b'"},', long, b',"image_url":{"url":"' + data[:kept], data[kept:], b'"}']
+    rest = [data[at:at + (1 << 20)] for at in range(kept, len(data), 1 << 20)]
+    body = [first, memoryview(data)[kept:], b'"},', long, b',"image_url":{"url":"' + data[:kept], *rest, b'"}']
     assert length_of_request(body) == (length_of(b"".join(body).replace(b'"url":"' + data, b"")), 2)
 
 
