@@ -241,17 +241,7 @@ def length_of(text):
 def length_of_request(parts):
     """(its Length without its images, how many these are) of a request to an engine, a list of
     bytes or of what is like them."""
-    short = []
-    inside = False  # an image, of which a long part holds nothing else
-    for part in parts:
-        if len(part) <= SAMPLE:
-            inside = False
-        elif short and not inside:
-            inside = in_image(bytes(short[-1][-SAMPLE:]) + part[:HEAD])
-        if inside or len(part) > LOOKED_AT:
-            part = part[:HEAD]
-        short.append(part)
-    text = b"".join(short)
+    text = b"".join(shortened(parts))
     kept = []
     at = 0
     begin = text.find(IMAGE)
@@ -263,6 +253,21 @@ def length_of_request(parts):
         begin = text.find(IMAGE, at)
     kept.append(text[at:])
     return length_of(b"".join(kept)), len(kept) - 1
+
+
+def shortened(parts):
+    """Parts of a request: of an image's own, and of what is too long, only the head."""
+    last = b""
+    inside = False  # an image, of which a long part holds nothing else
+    for part in parts:
+        if len(part) <= SAMPLE:
+            inside = False
+        elif not inside:
+            inside = in_image(bytes(last[-SAMPLE:]) + part[:HEAD])
+        if inside or len(part) > LOOKED_AT:
+            part = part[:HEAD]
+        yield part
+        last = part
 
 
 def in_image(text):
