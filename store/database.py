@@ -334,7 +334,20 @@ def keepalive_form():
     yield "ALTER TABLE key ADD COLUMN keepalive_form TEXT"
 
 
-MIGRATIONS = [first_keys, limits, first_ledger, first_seal, ledger_without_indexes, keepalive_form]
+def pruning():
+    """What the clock said when old rows were deleted last, and what of that was trusted."""
+    yield "CREATE TABLE pruning (wall REAL NOT NULL, trusted REAL NOT NULL)"
+
+
+MIGRATIONS = [
+    first_keys,
+    limits,
+    first_ledger,
+    first_seal,
+    ledger_without_indexes,
+    keepalive_form,
+    pruning,
+]
 
 
 def migrate():

@@ -39,6 +39,7 @@ COMPLAIN = 60  # seconds between two log lines about one fault
 STEP = 500  # rows written or deleted in one go
 MINUTE = 60  # seconds
 DAY = 86400
+PRUNE = DAY / 2  # seconds between two times when old rows are deleted
 
 TOTALS = (
     "requests",
@@ -182,6 +183,7 @@ class Ledger:
         self.logged = {}  # fault -> when it was logged last
         self.checked = -DAY  # when, by a clock that is never set back
         self.pruned = -DAY
+        self.trusted = None  # see `trust_the_clock`
 
     def write(self, row):
         """Returns when the row is committed, or after PATIENCE if the database does not let it."""
@@ -262,7 +264,7 @@ class Ledger:
     # -- upkeep
 
     def keep_up(self):
-        """For ever: commit what waits each second, checkpoint each minute, prune each day."""
+        """For ever: commit what waits each second, checkpoint each minute, prune twice a day."""
         pause = 1
         while True:
             gevent.sleep(pause)
@@ -276,10 +278,13 @@ class Ledger:
         """A round of the upkeep. Its steps don't hinder each other."""
         self.attempt(self.flush)
         self.attempt(self.stay_with_the_file)
+        is_due = monotonic() - self.pruned > PRUNE
+        if is_due:
+            self.trusted = self.attempt(self.trust_the_clock)
         if monotonic() - self.checked > MINUTE:
             self.checked = monotonic()
             self.attempt(self.checkpoint)
-        if monotonic() - self.pruned > DAY and self.attempt(self.prune_old):
+        if is_due and self.trusted and self.attempt(self.prune_old):
             self.pruned = monotonic()
 
     def attempt(self, step):
@@ -336,7 +341,29 @@ class Ledger:
             self.complain(error)
 
     def prune_old(self):
-        return self.prune(time() - self.settings.keep_days * DAY)
+        return self.prune(self.trusted - self.settings.keep_days * DAY)
+
+    def trust_the_clock(self):
+        """The moment from which the age of rows counts: the wall clock's, unless that jumped ahead.
+        It may be wrong for a while, and what is deleted stays so.
+
+        It is trusted a day more each time, and twice what it has advanced since then at most: so it
+        is caught up with after a long time without a gateway, but not by many starts in a row.
+        """
+        wall = time()
+        with Transaction() as execute:
+            last = execute("SELECT wall, trusted FROM pruning").fetchone() or self.newest(wall)
+            advance = max(0, wall - last[0])
+            trusted = min(wall, last[1] + min(2 * advance, DAY))
+            execute("DELETE FROM pruning")
+            execute("INSERT INTO pruning VALUES (?, ?)", (wall, trusted))
+        return trusted
+
+    @staticmethod
+    def newest(wall):
+        """The moment of the last row, twice; without any the wall clock's."""
+        sql = "SELECT started, started FROM request ORDER BY rowid DESC LIMIT 1"
+        return database.execute_sql(sql).fetchone() or (wall, wall)
 
     def prune(self, before):
         """Delete the rows of requests that started before that epoch moment, in small steps.
