@@ -78,8 +78,8 @@ class Gateway:
         """Have the gate know what the ledger does of this day and month."""
         wall = time()
         day = ledger.utc_day(wall)
-        today = ledger.used_by_key(day)
-        for key, tokens in ledger.used_by_key(day[:8] + "01").items():
+        today = ledger.used_by_key(day, day)  # a clock that was set back leaves later days
+        for key, tokens in ledger.used_by_key(day[:8] + "01", day[:8] + "31").items():
             self.gate.begin(key, today.get(key, 0), tokens, wall)
 
     def drain(self, seconds):

@@ -64,8 +64,11 @@ class Opened:
         return True
 
     def was_overwritten(self):
-        """Whether the file itself has a stamp that neither we nor the connection know."""
+        """Whether the file itself has a stamp that neither we nor the connection know, or is only a
+        part of one."""
         found = file.stamp_of(self.descriptor)
+        if file.is_cut_off(self.descriptor):
+            return True
         if found in self.stamps:
             return False
         try:
@@ -108,8 +111,9 @@ def take_up(path):
     """Make sure of a file before SQLite sees it."""
     let_go()
     opened.path = path
-    opened.descriptor = file.open_file(path)
-    if not file.has_own_log(path, opened.descriptor):
+    opened.descriptor, is_new = file.open_file(path)
+    has_log = os.path.exists(file.beside(path, "-wal"))
+    if has_log and (is_new or not file.has_own_log(path, opened.descriptor)):
         aside = file.set_aside(path)
         logger.error("the log beside %s was another file's: it is %s now", path, aside)
 
@@ -160,10 +164,10 @@ def connect(path):
     if pending():  # the usual case needs no lock
         file.unmark_log(path)  # until the log is in the file, that has either schema
         migrate()
-        database.execute_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     opened.note()
-    if file.marks_of_log(path) is None and opened.stamps == (stamp_by(database.execute_sql),):
-        file.mark_log(path, opened.descriptor, *opened.stamps)
+    if file.marks_of_log(path) is None:
+        with suppress(peewee.PeeweeException):  # it is locked, or the disk is full: no mark
+            begin_log(database.execute_sql)
 
 
 def let_go():
@@ -206,15 +210,20 @@ def checkpoint():
 
     Runs in a thread, on a connection of its own, because it waits for the disk.
     """
+    if is_ours() and file.size_of(file.beside(opened.path, "-wal")):
+        with closing(sqlite3.connect(opened.path)) as connection:
+            begin_log(connection.execute)
+
+
+def begin_log(execute):
+    """Empty the log into the file. That gets a new stamp, and the log is marked with it: what was
+    copied of the file before has another one."""
     path = opened.path
-    if not is_ours() or not file.size_of(file.beside(path, "-wal")):
-        return
-    with closing(sqlite3.connect(path)) as connection:
-        if len(opened.stamps) == 1:  # else the last one is still in the log alone
-            connection.execute(f"PRAGMA user_version = {secrets.randbits(31)}")
-            opened.stamps += (stamp_by(connection.execute),)
-            file.mark_log(path, opened.descriptor, *opened.stamps)
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    if len(opened.stamps) == 1:  # else the last one is still in the log alone
+        execute(f"PRAGMA user_version = {secrets.randbits(31)}")
+        opened.stamps += (stamp_by(execute),)
+        file.mark_log(path, opened.descriptor, *opened.stamps)
+    execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     if file.stamp_of(opened.descriptor) == opened.stamps[-1]:
         opened.stamps = opened.stamps[-1:]
         file.mark_log(path, opened.descriptor, *opened.stamps)
