@@ -17,6 +17,7 @@ from store import file
 
 logger = logging.getLogger("sparks")
 PAGE = 1024  # bytes, of a new file: a row of the ledger touches two, and each is logged whole
+PATIENCE = 5000  # milliseconds for another process's lock
 database = peewee.SqliteDatabase(None, thread_safe=False)
 DATABASE_FAULTS = (peewee.PeeweeException, sqlite3.Error)
 FAULTS = (OSError, *DATABASE_FAULTS)
@@ -153,7 +154,7 @@ def connect(path):
             "page_size": PAGE,
             "journal_mode": "wal",
             "synchronous": "normal",
-            "busy_timeout": 5000,
+            "busy_timeout": PATIENCE,
             "wal_autocheckpoint": 0,
         },
         check_same_thread=False,
@@ -166,8 +167,10 @@ def connect(path):
         migrate()
     opened.note()
     if file.marks_of_log(path) is None:
-        with suppress(peewee.PeeweeException):  # it is locked, or the disk is full: no mark
+        database.execute_sql("PRAGMA busy_timeout = 0")
+        with suppress(peewee.PeeweeException):  # it is locked, or the disk is full: no mark yet
             begin_log(database.execute_sql)
+        database.execute_sql(f"PRAGMA busy_timeout = {PATIENCE}")
 
 
 def let_go():
@@ -220,7 +223,8 @@ def begin_log(execute):
     copied of the file before has another one."""
     path = opened.path
     if len(opened.stamps) == 1:  # else the last one is still in the log alone
-        execute(f"PRAGMA user_version = {secrets.randbits(31)}")
+        # SQLite's own copies of a file have another one; all that it does is to be unlike the last.
+        execute(f"PRAGMA schema_version = {secrets.randbits(31)}")
         opened.stamps += (stamp_by(execute),)
         file.mark_log(path, opened.descriptor, *opened.stamps)
     execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

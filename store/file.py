@@ -72,8 +72,8 @@ def size_of(path):
 def stamp_of(descriptor):
     """What tells a database file from an older state of it and from copies, as a text.
 
-    Only a change of the schema and a checkpoint of ours change it; SQLite's own copies have a
-    schema cookie of their own.
+    Only a checkpoint of ours and a change of the schema change it. SQLite's own copies (.backup,
+    VACUUM INTO) have another schema cookie, small or greater by one.
     """
     header = os.pread(descriptor, HEADER, 0).ljust(HEADER, b"\0")
     return stamp(*(int.from_bytes(header[begin:end], "big") for begin, end in STAMP))
