@@ -82,10 +82,14 @@ opened = Opened()
 whole = set()  # identities of files as they were read and found in order
 
 
-def stamp_by(execute):
-    """A file's stamp as a connection has it, which counts what the log holds."""
-    names = "schema_version", "user_version", "application_id"
-    return file.stamp(*(execute(f"PRAGMA {name}").fetchone()[0] for name in names))
+def stamp_by(execute, cookie=None):
+    """A file's stamp as a connection has it, which counts what the log holds; or as it will be with
+    another schema cookie."""
+    names = ["schema_version", "user_version", "application_id"]
+    known, *rest = (execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+    if cookie is None:
+        cookie = known
+    return file.stamp(cookie, *rest)
 
 
 def open_database(path, patient=True, check=None):
@@ -222,11 +226,13 @@ def begin_log(execute):
     """Empty the log into the file. That gets a new stamp, and the log is marked with it: what was
     copied of the file before has another one."""
     path = opened.path
+    execute("PRAGMA wal_autocheckpoint = 0")  # a file never has a stamp that its log is without
     if len(opened.stamps) == 1:  # else the last one is still in the log alone
         # SQLite's own copies of a file have another one; all that it does is to be unlike the last.
-        execute(f"PRAGMA schema_version = {secrets.randbits(31)}")
-        opened.stamps += (stamp_by(execute),)
+        cookie = secrets.randbits(31)
+        opened.stamps += (stamp_by(execute, cookie),)
         file.mark_log(path, opened.descriptor, *opened.stamps)
+        execute(f"PRAGMA schema_version = {cookie}")
     execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     if file.stamp_of(opened.descriptor) == opened.stamps[-1]:
         opened.stamps = opened.stamps[-1:]
