@@ -7,6 +7,7 @@
 import logging
 import random
 import re
+from contextlib import suppress
 from time import monotonic, time
 
 from gevent import get_hub, getcurrent, sleep, spawn
@@ -27,6 +28,7 @@ from errors import (
     UpstreamTimeout,
 )
 from loop import give_way
+from store import ledger
 from store.database import DATABASE_FAULTS
 from store.ledger import Row
 from values import loads
@@ -35,6 +37,7 @@ from watch import ClientWatch
 logger = logging.getLogger("sparks")
 MAX_ANSWER = 256 << 20  # bytes of an answer that comes in one piece
 STARTED = time() - monotonic()
+JUMP = 1.0  # seconds by which the wall clock is set, and does not merely drift
 COUNT_WAIT = 0.5  # seconds for which the first event waits for the count of the prompt
 QUIT_WAIT = 1.0  # seconds that requests have to end when the gateway ends at once
 LEFT = 499  # the status in the ledger of a request whose client went away
@@ -59,6 +62,25 @@ class Gateway:
         self.notes = notes
         self.odd = odd
         self.live = set()
+
+    def now(self):
+        """The moment for the Gate, by a clock that nobody sets. Where the wall clock was set, the
+        gate learns what was used in the day and month that it shows now."""
+        moment = self.gateway.now()
+        ahead = time() - moment
+        if abs(ahead - self.gate.ahead) > JUMP:
+            with suppress(*DATABASE_FAULTS):  # then with the next request
+                self.read_budgets()
+                self.gate.ahead = ahead
+        return moment
+
+    def read_budgets(self):
+        """Have the gate know what the ledger does of this day and month."""
+        wall = time()
+        day = ledger.utc_day(wall)
+        today = ledger.used_by_key(day, day)  # a clock that was set back leaves later days
+        for key, tokens in ledger.used_by_key(day[:8] + "01", day[:8] + "31").items():
+            self.gate.begin(key, today.get(key, 0), tokens, wall)
 
     def drain(self, seconds):
         """Let nobody in any more, give the live requests so long, then end each with an error."""
@@ -149,7 +171,7 @@ class Call:
         self.ask = ask
         if ask.images:
             self.await_charges()
-            self.ticket = self.gateway.gate.prepare(*self.entry(), steady_time())
+            self.ticket = self.gateway.gate.prepare(*self.entry(), self.gateway.now())
             ask.fill_in(images.fetch_all(ask.images, self.gateway.settings, self.key.id, self.hold))
 
     def hold(self, size):
@@ -170,9 +192,9 @@ class Call:
             self.counting.link(lambda _: self.drop_question())
         gate = self.gateway.gate
         if self.ticket:  # since its images were fetched
-            granted = gate.line_up(self.ticket, steady_time())
+            granted = gate.line_up(self.ticket, self.gateway.now())
         else:
-            self.ticket, granted = gate.enter(*self.entry(), steady_time())
+            self.ticket, granted = gate.enter(*self.entry(), self.gateway.now())
         self.ticket.granted = Event()
         wake(granted)
 
@@ -200,7 +222,7 @@ class Call:
             self.granted = monotonic()
             return True
         if seconds >= left:
-            raise self.gateway.gate.late(self.ticket, steady_time())
+            raise self.gateway.gate.late(self.ticket, self.gateway.now())
         return False
 
     def send(self):
@@ -305,10 +327,10 @@ class Call:
         """Give the slot, or the place in the queue, to others, and count what was used."""
         gate = self.gateway.gate
         if self.finished:
-            gate.charge(self.key.id, tokens, steady_time())
+            gate.charge(self.key.id, tokens, self.gateway.now())
             return
         reached = self.answer is not None
-        wake(gate.leave(self.ticket, tokens, reached, steady_time()))
+        wake(gate.leave(self.ticket, tokens, reached, self.gateway.now()))
 
     def figures(self, status=None):
         """The tokens of the request as fields of a Row; none if no engine has taken it.
@@ -413,8 +435,8 @@ def request_id(wish):
     return f"{random.getrandbits(128):032x}"
 
 
-def steady_time():
-    """Epoch seconds for the Gate, whose windows must not jump when the wall clock is set."""
+def self.gateway.now():
+    """Seconds for the Gate's windows, which must not jump when the wall clock is set."""
     return STARTED + monotonic()
 
 

@@ -187,8 +187,8 @@ def own_usage(gateway):
             "limits": {**key.limits._asdict(), "models": key.models or None},
             "active": account.active,
             "queued": account.waiting,
-            "today": ledger.total(key.id, day),
-            "this_month": ledger.total(key.id, day[:8] + "01"),
+            "today": ledger.total(key.id, day, day),
+            "this_month": ledger.total(key.id, day[:8] + "01", day[:8] + "31"),
             "total": ledger.total(key.id),
             "expires": key.expires,
         }
