@@ -28,7 +28,7 @@ from errors import InternalError, Refusal, SettingsError
 from front.connections import Connections
 from front.edge import headers_unread
 from front.heads import HeadParser, SlowHead
-from front.wsgi import Response, environ_of, host_of, problem_of, refuse
+from front.wsgi import CONTINUE, Response, environ_of, host_of, problem_of, refuse
 from loop import take_turn
 from tcp import detect_vanished_peer
 
@@ -172,7 +172,7 @@ class Worker(GeventWorker):
         """One request. StopIteration ends its connection."""
         host = host_of(req)
         if req._expected_100_continue:
-            sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+            sock.sendall(CONTINUE)
         response = Response(req, sock)
         # For the app, to which gunicorn does not hand the request:
         getcurrent().close_after = req.force_close
@@ -181,6 +181,7 @@ class Worker(GeventWorker):
         try:
             environ = environ_of(req, host, sock, addr, listener_name)
             environ["sparks.frame"] = response.frame
+            environ["sparks.nudge"] = response.nudge
             self.respond(environ, response)
         except (gevent.GreenletExit, SystemExit, TimeoutError):
             raise StopIteration from None  # the answer is cut: nothing more may follow
