@@ -715,7 +715,7 @@ def test_nothing_is_fetched_for_a_key_that_is_over_its_limit(gate, server):
 
 
 @pytest.mark.parametrize("streams", [True, False])
-@pytest.mark.parametrize("leave", ["close", "reset", "half_close"])
+@pytest.mark.parametrize("leave", ["close", "reset"])
 def test_the_client_leaves_while_they_are_fetched(gate, server, leave, streams):
     url = play(server, Head(), PNG, Hang())
     connection, ident = gate.client().open(), f"leaves-{leave}-{streams}"
