@@ -11,6 +11,7 @@ import sys
 
 import gevent
 from gevent import getcurrent
+from gevent.server import StreamServer
 from gunicorn.arbiter import Arbiter
 from gunicorn.http.errors import (
     ExpectationFailed,
@@ -33,6 +34,7 @@ from loop import take_turn
 from tcp import detect_vanished_peer
 
 logger = logging.getLogger("sparks")
+ACCEPTS = 20  # new connections in one run of the loop
 LOOK = 0.2  # seconds between two looks whether the worker is to end
 STATUSES = {  # of malformed HTTP; 400 if not here
     LimitRequestLine: 414,
@@ -114,6 +116,7 @@ class Worker(GeventWorker):
         # The hub's own way waits for whoever reads stderr, and all else with it.
         gevent.get_hub().print_exception = self.log_fault
         gevent.spawn(self.wind_down)
+        StreamServer.max_accept = ACCEPTS
         super().run()
 
     def log_fault(self, context, kind, error, traceback):

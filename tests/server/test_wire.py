@@ -112,7 +112,8 @@ def test_many_large_heads_at_once(shared):
 # ---- time
 
 HASTY = """
-from front import body, connections, heads
+from front import body, connections, heads, views
+views.KEYLESS_READ = 0.5
 heads.TIME, heads.KEEPALIVE = 0.6, 1
 body.GRACE, body.RATE = 0.5, 100
 connections.MOST, connections.MOST_OF_ONE = 40, 25
@@ -167,6 +168,22 @@ def test_a_small_body_on_a_bad_line(hasty):
         connection.send_head("POST", CHAT, {"content-length": len(body)})
         drip(connection, body, 0.008)
         assert connection.answer().status == 200
+
+
+def test_answers_that_nobody_reads(hasty):
+    """Without a key the connection does not stay for long."""
+    connection = hasty.client(key=False, rcvbuf=4096).open()
+    connection.sock.setblocking(False)
+    connection.sock.send(FLOODS["help"][0] * 400)
+
+    def is_cut():
+        try:
+            connection.sock.send(b"G")
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+    wait_until(is_cut, 5, what="the end of a connection that is not read")
 
 
 def is_over(connection):
