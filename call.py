@@ -66,7 +66,7 @@ class Gateway:
     def now(self):
         """The moment for the Gate, by a clock that nobody sets. Where the wall clock was set, the
         gate learns what was used in the day and month that it shows now."""
-        moment = self.gateway.now()
+        moment = steady_time()
         ahead = time() - moment
         if abs(ahead - self.gate.ahead) > JUMP:
             with suppress(*DATABASE_FAULTS):  # then with the next request
@@ -123,6 +123,7 @@ class Call:
 
     body     front.body.Body
     frame    a function: bytes of the answer -> bytes for the client's socket
+    pump     pump.Pump, once a stream's first event has come
     tally    counting.Tally, from when its engine gets it
     charged  an Event: what it used is counted for the key's limits
     started  when it began, in epoch seconds; the other moments of its way are by the monotonic
@@ -135,6 +136,7 @@ class Call:
         self.gateway = gateway
         self.sock = environ["gunicorn.socket"]
         self.frame = environ["sparks.frame"]
+        self.nudge_client = environ["sparks.nudge"]
         self.id = request_id(environ.get("HTTP_X_REQUEST_ID", ""))
         self.body = body
         self.greenlet = getcurrent()
@@ -142,7 +144,7 @@ class Call:
         self.route = ""
         self.key = self.ask = self.usage = None
         self.watch = self.ticket = self.answer = self.counting = None
-        self.tally = None
+        self.tally = self.pump = None
         self.charged = Event()
         self.started = time()
         self.begun = monotonic()
@@ -153,7 +155,14 @@ class Call:
 
     def attend(self):
         """Watch the client from here on."""
-        self.watch = ClientWatch(self.sock, lambda: self.interrupt(ClientGone()))
+        self.watch = ClientWatch(self.sock, self.nudge, lambda: self.interrupt(ClientGone()))
+
+    def nudge(self):
+        """Send something that a client passes over; whether that could be. Called in the hub."""
+        if self.pump:
+            self.pump.guarded(self.pump.nudge)
+            return True
+        return self.nudge_client(pump.NUDGE)
 
     def interrupt(self, error):
         """End the call early with `error` (Refusal or ClientGone). Called in the hub."""
@@ -413,7 +422,7 @@ class Call:
                 self.hear_out()
         finally:
             self.settle(LEFT, whole=self.all_said)
-            self.answer = None  # it knows the call
+            self.answer = self.pump = None  # they know the call
         self.sock.settimeout(None)
         if self.body.breaks:
             self.body.discard()
@@ -435,7 +444,7 @@ def request_id(wish):
     return f"{random.getrandbits(128):032x}"
 
 
-def self.gateway.now():
+def steady_time():
     """Seconds for the Gate's windows, which must not jump when the wall clock is set."""
     return STARTED + monotonic()
 
@@ -482,7 +491,10 @@ def relay(call, ask):
         begun = True
         call.first = monotonic()
         yield b""  # the head; all that follows goes through the pump
-        pump.move(answer, stream, call.sock, call.frame, settings, since, call.finish, events)
+        call.pump = pump.Pump(
+            answer, stream, call.sock, call.frame, settings, since, call.finish, events
+        )
+        call.pump.move()
         stream.own_figures = attempt(call.figures) or {}
         last = stream.end()
     except Exception as error:
