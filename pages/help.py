@@ -86,7 +86,7 @@ MEANINGS = {
         "The endpoint exists, with another method; see the table of endpoints"
     ),
     errors.NoWebSocket: "No endpoint speaks WebSocket; send the same as a POST, with `stream`",
-    errors.BodyTimeout: "The request's body stopped arriving; send it again",
+    errors.BodyTimeout: "The request stopped arriving, or came too slowly; send it again",
     errors.TooLarge: "Body over {max_body}; shrink embedded images",
     errors.UnsupportedEncoding: "Compressed body; send plain JSON without `Content-Encoding`",
     errors.InternalError: (
