@@ -2,7 +2,8 @@
 
 Waiting requests take turns by key, so that one person's twenty agents don't hold up another's one
 question; within a key, first come, first served. Limits are values that come with each request.
-Times are epoch seconds, passed in.
+Times are passed in: seconds of a clock that nobody sets. Only days and months are the wall clock's,
+which is `Gate.ahead` of that one.
 """
 
 from collections import deque
@@ -77,16 +78,19 @@ class Account:
         while self.tokens and self.tokens[0][0] <= now - MINUTE:
             self.minute -= self.tokens.popleft()[1]
 
-    def spend(self, tokens, now):
+    def spend(self, tokens, now, wall):
         if tokens:
             self.tokens.append((now, tokens))
             self.minute += tokens
-            self.day.add(tokens, now)
-            self.month.add(tokens, now)
+            self.day.add(tokens, wall)
+            self.month.add(tokens, wall)
 
 
 class Budget:
-    """Tokens of a calendar period. `bounds` is a function: moment -> (begin, end) of its period."""
+    """Tokens of a calendar period. `bounds` is a function: moment -> (begin, end) of its period.
+
+    Moments are the wall clock's, in epoch seconds.
+    """
 
     def __init__(self, bounds):
         self.bounds = bounds
@@ -102,6 +106,9 @@ class Budget:
 
     def add(self, tokens, now):
         self.count = self.used(now) + tokens
+
+    def raise_to(self, tokens, now):
+        self.count = max(self.used(now), tokens)
 
 
 def midnight(now):
@@ -144,6 +151,7 @@ class Gate:
         self.lanes = {}
         self.accounts = {}
         self.grants = 0
+        self.ahead = 0.0  # seconds by which the wall clock is ahead of the one that is passed in
         self.closed = False  # draining: nobody comes in any more
 
     @property
@@ -160,10 +168,10 @@ class Gate:
             account = self.accounts[key] = Account()
         return account
 
-    def begin(self, key, day, month, now):
-        """What a key has used today and this month already, before a restart."""
-        self.account(key).day.add(day, now)
-        self.account(key).month.add(month, now)
+    def begin(self, key, day, month, wall):
+        """What a key has used already on the day and in the month that the wall clock has now."""
+        self.account(key).day.raise_to(day, wall)
+        self.account(key).month.raise_to(month, wall)
 
     # -- in
 
@@ -273,8 +281,8 @@ class Gate:
             ("today", limits.tokens_per_day, account.day),
             ("this month", limits.tokens_per_month, account.month),
         ):
-            if limit is not None and budget.used(now) >= limit:
-                raise over_budget(name, limit, budget, now)
+            if limit is not None and budget.used(now + self.ahead) >= limit:
+                raise over_budget(name, limit, budget, now + self.ahead)
 
     @staticmethod
     def next_room(account, used):
@@ -307,14 +315,14 @@ class Gate:
         else:
             account.preparing -= 1
         ticket.state = "left"
-        account.spend(tokens, now)
+        account.spend(tokens, now, now + self.ahead)
         if not reached and ticket.entered in account.requests:
             account.requests.remove(ticket.entered)
         return self.grant()
 
     def charge(self, key, tokens, now):
         """Count tokens of a request that had left before it was known how many it used."""
-        self.account(key).spend(tokens, now)
+        self.account(key).spend(tokens, now, now + self.ahead)
 
     def unqueue(self, ticket):
         queue = ticket.lane.queues[ticket.key]

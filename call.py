@@ -7,6 +7,7 @@
 import logging
 import random
 import re
+from contextlib import suppress
 from time import monotonic, time
 
 from gevent import get_hub, getcurrent, sleep, spawn
@@ -27,6 +28,7 @@ from errors import (
     UpstreamTimeout,
 )
 from loop import give_way
+from store import ledger
 from store.database import DATABASE_FAULTS
 from store.ledger import Row
 from values import loads
@@ -35,6 +37,7 @@ from watch import ClientWatch
 logger = logging.getLogger("sparks")
 MAX_ANSWER = 256 << 20  # bytes of an answer that comes in one piece
 STARTED = time() - monotonic()
+JUMP = 1.0  # seconds by which the wall clock is set, and does not merely drift
 COUNT_WAIT = 0.5  # seconds for which the first event waits for the count of the prompt
 QUIT_WAIT = 1.0  # seconds that requests have to end when the gateway ends at once
 LEFT = 499  # the status in the ledger of a request whose client went away
@@ -59,6 +62,25 @@ class Gateway:
         self.notes = notes
         self.odd = odd
         self.live = set()
+
+    def now(self):
+        """The moment for the Gate, by a clock that nobody sets. Where the wall clock was set, the
+        gate learns what was used in the day and month that it shows now."""
+        moment = steady_time()
+        ahead = time() - moment
+        if abs(ahead - self.gate.ahead) > JUMP:
+            with suppress(*DATABASE_FAULTS):  # then with the next request
+                self.read_budgets()
+                self.gate.ahead = ahead
+        return moment
+
+    def read_budgets(self):
+        """Have the gate know what the ledger does of this day and month."""
+        wall = time()
+        day = ledger.utc_day(wall)
+        today = ledger.used_by_key(day, day)  # a clock that was set back leaves later days
+        for key, tokens in ledger.used_by_key(day[:8] + "01", day[:8] + "31").items():
+            self.gate.begin(key, today.get(key, 0), tokens, wall)
 
     def drain(self, seconds):
         """Let nobody in any more, give the live requests so long, then end each with an error."""
@@ -101,6 +123,7 @@ class Call:
 
     body     front.body.Body
     frame    a function: bytes of the answer -> bytes for the client's socket
+    pump     pump.Pump, once a stream's first event has come
     tally    counting.Tally, from when its engine gets it
     charged  an Event: what it used is counted for the key's limits
     started  when it began, in epoch seconds; the other moments of its way are by the monotonic
@@ -113,6 +136,7 @@ class Call:
         self.gateway = gateway
         self.sock = environ["gunicorn.socket"]
         self.frame = environ["sparks.frame"]
+        self.nudge_client = environ["sparks.nudge"]
         self.id = request_id(environ.get("HTTP_X_REQUEST_ID", ""))
         self.body = body
         self.greenlet = getcurrent()
@@ -120,7 +144,7 @@ class Call:
         self.route = ""
         self.key = self.ask = self.usage = None
         self.watch = self.ticket = self.answer = self.counting = None
-        self.tally = None
+        self.tally = self.pump = None
         self.charged = Event()
         self.started = time()
         self.begun = monotonic()
@@ -131,7 +155,14 @@ class Call:
 
     def attend(self):
         """Watch the client from here on."""
-        self.watch = ClientWatch(self.sock, lambda: self.interrupt(ClientGone()))
+        self.watch = ClientWatch(self.sock, self.nudge, lambda: self.interrupt(ClientGone()))
+
+    def nudge(self):
+        """Send something that a client passes over; whether that could be. Called in the hub."""
+        if self.pump:
+            self.pump.guarded(self.pump.nudge)
+            return True
+        return self.nudge_client(pump.NUDGE)
 
     def interrupt(self, error):
         """End the call early with `error` (Refusal or ClientGone). Called in the hub."""
@@ -149,7 +180,7 @@ class Call:
         self.ask = ask
         if ask.images:
             self.await_charges()
-            self.ticket = self.gateway.gate.prepare(*self.entry(), steady_time())
+            self.ticket = self.gateway.gate.prepare(*self.entry(), self.gateway.now())
             ask.fill_in(images.fetch_all(ask.images, self.gateway.settings, self.key.id, self.hold))
 
     def hold(self, size):
@@ -170,9 +201,9 @@ class Call:
             self.counting.link(lambda _: self.drop_question())
         gate = self.gateway.gate
         if self.ticket:  # since its images were fetched
-            granted = gate.line_up(self.ticket, steady_time())
+            granted = gate.line_up(self.ticket, self.gateway.now())
         else:
-            self.ticket, granted = gate.enter(*self.entry(), steady_time())
+            self.ticket, granted = gate.enter(*self.entry(), self.gateway.now())
         self.ticket.granted = Event()
         wake(granted)
 
@@ -200,7 +231,7 @@ class Call:
             self.granted = monotonic()
             return True
         if seconds >= left:
-            raise self.gateway.gate.late(self.ticket, steady_time())
+            raise self.gateway.gate.late(self.ticket, self.gateway.now())
         return False
 
     def send(self):
@@ -305,10 +336,10 @@ class Call:
         """Give the slot, or the place in the queue, to others, and count what was used."""
         gate = self.gateway.gate
         if self.finished:
-            gate.charge(self.key.id, tokens, steady_time())
+            gate.charge(self.key.id, tokens, self.gateway.now())
             return
         reached = self.answer is not None
-        wake(gate.leave(self.ticket, tokens, reached, steady_time()))
+        wake(gate.leave(self.ticket, tokens, reached, self.gateway.now()))
 
     def figures(self, status=None):
         """The tokens of the request as fields of a Row; none if no engine has taken it.
@@ -391,7 +422,7 @@ class Call:
                 self.hear_out()
         finally:
             self.settle(LEFT, whole=self.all_said)
-            self.answer = None  # it knows the call
+            self.answer = self.pump = None  # they know the call
         self.sock.settimeout(None)
         if self.body.breaks:
             self.body.discard()
@@ -414,7 +445,7 @@ def request_id(wish):
 
 
 def steady_time():
-    """Epoch seconds for the Gate, whose windows must not jump when the wall clock is set."""
+    """Seconds for the Gate's windows, which must not jump when the wall clock is set."""
     return STARTED + monotonic()
 
 
@@ -460,7 +491,10 @@ def relay(call, ask):
         begun = True
         call.first = monotonic()
         yield b""  # the head; all that follows goes through the pump
-        pump.move(answer, stream, call.sock, call.frame, settings, since, call.finish, events)
+        call.pump = pump.Pump(
+            answer, stream, call.sock, call.frame, settings, since, call.finish, events
+        )
+        call.pump.move()
         stream.own_figures = attempt(call.figures) or {}
         last = stream.end()
     except Exception as error:

@@ -21,6 +21,7 @@ AFTERWORD = 0.9  # seconds that an engine has for usage and [DONE] after the las
 GRACE = 0.1  # seconds of them for what most engines send at once: the request keeps its slot
 SILENCE = 5.0  # the same where more choices could come
 FLUSH = 2.0  # seconds for the rest of a chunk when a stream is ended early
+NUDGE = b":\n\n"  # a comment: whatever its API is, a client passes over it
 TICK = 1.0  # seconds between two sweeps, or half a keep-alive if that is less
 
 
@@ -209,6 +210,11 @@ class Pump:
         else:
             self.push(data)
 
+    def nudge(self):
+        """Send something, unless there is something on its way that does the same."""
+        if not self.left and not self.result.ready():
+            self.write(NUDGE)
+
     def push(self, data):
         """Write to the client at once; what it does not take waits, and the engine with it."""
         try:
@@ -268,11 +274,6 @@ class Pump:
             raise UpstreamTimeout(
                 f"the engine has sent no token for {limit:g} seconds; send the request again"
             )
-
-
-def move(*args, **options):
-    """Move a stream from the engine to the client, to its end. See Pump."""
-    Pump(*args, **options).move()
 
 
 def hear_out(answer, stream, until):

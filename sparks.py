@@ -47,7 +47,7 @@ import gevent
 
 import keys
 from admission import Gate
-from call import Gateway, steady_time, wake
+from call import Gateway, wake
 from engines import local
 from engines.fleet import Fleet
 from engines.local.process import ServerProcess
@@ -141,12 +141,13 @@ class Service:
         self.gateway = Gateway(
             settings,
             self.fleet,
-            open_gate(settings),
+            Gate(settings.max_active, settings.max_queued),
             self.ledger,
             Bodies(settings.max_bodies),
             (RequestLog(settings.log).note, metrics.note),
             metrics.odd,
         )
+        self.gateway.read_budgets()
         metrics.watch(self.gateway)
         self.monitor = Monitor(metrics.run, settings)
         self.app = create_app(self.gateway, keys.Keyring(), metrics, own_seal())
@@ -213,17 +214,6 @@ def renew(settings):
         settings.update_from(load(warn=lambda line: None))
     except SettingsError as error:
         logger.error("a new worker: %s; the settings of the start are in force", error)
-
-
-def open_gate(settings):
-    """A Gate that knows what was used today and this month, before this start."""
-    gate = Gate(settings.max_active, settings.max_queued)
-    now = steady_time()
-    day = ledger.utc_day(now)
-    today = ledger.used_by_key(day)
-    for key, tokens in ledger.used_by_key(day[:8] + "01").items():
-        gate.begin(key, today.get(key, 0), tokens, now)
-    return gate
 
 
 if __name__ == "__main__":

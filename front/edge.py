@@ -5,7 +5,6 @@ import re
 
 import gevent
 
-from call import steady_time
 from errors import Forbidden
 
 # What scripts of another origin may read of an answer, beside its body.
@@ -57,7 +56,8 @@ def response_headers(call, environ):
         ("request-id", call.id),  # as Anthropic does
     ]
     if call.key:
-        headers += call.gateway.gate.standing(call.key.id, call.key.limits, steady_time()).items()
+        gateway = call.gateway
+        headers += gateway.gate.standing(call.key.id, call.key.limits, gateway.now()).items()
         if call.queued_ms is not None:
             headers.append(("x-sparks-queue-ms", str(call.queued_ms)))
     if call.body.breaks:

@@ -17,6 +17,7 @@ from store import ledger
 from values import dumps
 
 MOST_MODELS = 1000  # on one page of the list
+KEYLESS_READ = 30  # seconds for an answer to be taken by a client that has shown no key
 CONTEXT_NAMES = ("max_model_len", "context_length", "context_window", "max_input_tokens")
 # What Anthropic's reference always has in a model, though nobody here knows it.
 NULLS = dict.fromkeys(
@@ -91,6 +92,8 @@ def finish(response):
     """After each view: the request has nothing more to hold."""
     call = request.environ["sparks.call"]
     call.settle(response.status_code, request.environ.get("sparks.refusal"))
+    if call.key is None:
+        call.sock.settimeout(KEYLESS_READ)
     if response.mimetype == "application/json":
         response.headers["Cache-Control"] = "no-store"
     response.headers.extend(response_headers(call, request.environ))
@@ -187,8 +190,8 @@ def own_usage(gateway):
             "limits": {**key.limits._asdict(), "models": key.models or None},
             "active": account.active,
             "queued": account.waiting,
-            "today": ledger.total(key.id, day),
-            "this_month": ledger.total(key.id, day[:8] + "01"),
+            "today": ledger.total(key.id, day, day),
+            "this_month": ledger.total(key.id, day[:8] + "01", day[:8] + "31"),
             "total": ledger.total(key.id),
             "expires": key.expires,
         }

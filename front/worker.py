@@ -12,6 +12,7 @@ import sys
 
 import gevent
 from gevent import getcurrent
+from gevent.server import StreamServer
 from gunicorn.arbiter import Arbiter
 from gunicorn.http.errors import (
     ExpectationFailed,
@@ -29,11 +30,12 @@ from errors import InternalError, Refusal, SettingsError
 from front.connections import Connections
 from front.edge import headers_unread
 from front.heads import HeadParser, SlowHead
-from front.wsgi import Response, environ_of, host_of, problem_of, refuse
+from front.wsgi import CONTINUE, Response, environ_of, host_of, problem_of, refuse
 from loop import take_turn
 from tcp import detect_vanished_peer
 
 logger = logging.getLogger("sparks")
+ACCEPTS = 20  # new connections in one run of the loop
 LOOK = 0.2  # seconds between two looks whether the worker is to end
 STATUSES = {  # of malformed HTTP; 400 if not here
     LimitRequestLine: 414,
@@ -117,6 +119,7 @@ class Worker(GeventWorker):
         gevent.get_hub().print_exception = self.log_fault
         gevent.spawn(self.wind_down)
         gevent.spawn(self.watch_master)
+        StreamServer.max_accept = ACCEPTS
         try:
             super().run()
         finally:
@@ -191,7 +194,7 @@ class Worker(GeventWorker):
         """One request. StopIteration ends its connection."""
         host = host_of(req)
         if req._expected_100_continue:
-            sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+            sock.sendall(CONTINUE)
         response = Response(req, sock)
         # For the app, to which gunicorn does not hand the request:
         getcurrent().close_after = req.force_close
@@ -200,6 +203,7 @@ class Worker(GeventWorker):
         try:
             environ = environ_of(req, host, sock, addr, listener_name)
             environ["sparks.frame"] = response.frame
+            environ["sparks.nudge"] = response.nudge
             self.respond(environ, response)
         except (gevent.GreenletExit, SystemExit, TimeoutError):
             raise StopIteration from None  # the answer is cut: nothing more may follow

@@ -5,6 +5,7 @@ gunicorn's own ways of both do more than is needed here, and are a tenth of a pl
 """
 
 import json
+import os
 import re
 import sys
 from email.utils import formatdate
@@ -47,6 +48,7 @@ CONSTANT = {  # what is the same in every environment, see PEP 3333
 }
 CHUNKED = "Transfer-Encoding: chunked\r\n"
 CLOSE = "Connection: close\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 KEEP_ALIVE = "Connection: keep-alive\r\n"
 # Header lines that may be sent: a token, a value without control characters (RFC 9110 5.1, 5.5).
 FIELDS = re.compile(r"(?:[!#-'*+.^-z|~\w-]+: [\t -~\x80-\xff]*\r\n)*", re.ASCII)
@@ -170,6 +172,7 @@ class Response:
         self.begun = False
         self.chunked = False
         self.closes = False
+        self.sending = False
 
     def start_response(self, status, headers, exc_info=None):
         """As in WSGI, but for its write(). Raises ValueError for a header that cannot be sent."""
@@ -209,7 +212,32 @@ class Response:
     def send(self, data):
         data = self.head + data
         self.head = b""
+        self.sending = True
         send_all(self.sock, data)
+        self.sending = False
+
+    def nudge(self, sign):
+        """Send something that a client passes over, unless something is on its way already; whether
+        that could be. Called in the hub.
+
+        sign  such a piece of the body. Before the answer has begun it is an interim one, which
+              HTTP/1.0 does not have (RFC 9110 15.2): 100, since not all programs know the others
+        """
+        if self.sending:
+            return True
+        if self.begun:
+            data = self.head + self.frame(sign)
+            self.head = b""
+        elif self.request.version > (1, 0):
+            data = CONTINUE
+        else:
+            return False
+        try:
+            return os.write(self.sock.fileno(), data) == len(data)
+        except BlockingIOError:  # what it has not taken yet is enough
+            return True
+        except OSError:
+            return False
 
     def end(self):
         if self.chunked:

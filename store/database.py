@@ -17,6 +17,7 @@ from store import file
 
 logger = logging.getLogger("sparks")
 PAGE = 1024  # bytes, of a new file: a row of the ledger touches two, and each is logged whole
+PATIENCE = 5000  # milliseconds for another process's lock
 database = peewee.SqliteDatabase(None, thread_safe=False)
 DATABASE_FAULTS = (peewee.PeeweeException, sqlite3.Error)
 FAULTS = (OSError, *DATABASE_FAULTS)
@@ -64,8 +65,11 @@ class Opened:
         return True
 
     def was_overwritten(self):
-        """Whether the file itself has a stamp that neither we nor the connection know."""
+        """Whether the file itself has a stamp that neither we nor the connection know, or is only a
+        part of one."""
         found = file.stamp_of(self.descriptor)
+        if file.is_cut_off(self.descriptor):
+            return True
         if found in self.stamps:
             return False
         try:
@@ -78,10 +82,14 @@ opened = Opened()
 whole = set()  # identities of files as they were read and found in order
 
 
-def stamp_by(execute):
-    """A file's stamp as a connection has it, which counts what the log holds."""
-    names = "schema_version", "user_version", "application_id"
-    return file.stamp(*(execute(f"PRAGMA {name}").fetchone()[0] for name in names))
+def stamp_by(execute, cookie=None):
+    """A file's stamp as a connection has it, which counts what the log holds; or as it will be with
+    another schema cookie."""
+    names = ["schema_version", "user_version", "application_id"]
+    known, *rest = (execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+    if cookie is None:
+        cookie = known
+    return file.stamp(cookie, *rest)
 
 
 def open_database(path, patient=True, check=None):
@@ -108,8 +116,9 @@ def take_up(path):
     """Make sure of a file before SQLite sees it."""
     let_go()
     opened.path = path
-    opened.descriptor = file.open_file(path)
-    if not file.has_own_log(path, opened.descriptor):
+    opened.descriptor, is_new = file.open_file(path)
+    has_log = os.path.exists(file.beside(path, "-wal"))
+    if has_log and (is_new or not file.has_own_log(path, opened.descriptor)):
         aside = file.set_aside(path)
         logger.error("the log beside %s was another file's: it is %s now", path, aside)
 
@@ -149,7 +158,7 @@ def connect(path):
             "page_size": PAGE,
             "journal_mode": "wal",
             "synchronous": "normal",
-            "busy_timeout": 5000,
+            "busy_timeout": PATIENCE,
             "wal_autocheckpoint": 0,
         },
         check_same_thread=False,
@@ -160,10 +169,12 @@ def connect(path):
     if pending():  # the usual case needs no lock
         file.unmark_log(path)  # until the log is in the file, that has either schema
         migrate()
-        database.execute_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     opened.note()
-    if file.marks_of_log(path) is None and opened.stamps == (stamp_by(database.execute_sql),):
-        file.mark_log(path, opened.descriptor, *opened.stamps)
+    if file.marks_of_log(path) is None:
+        database.execute_sql("PRAGMA busy_timeout = 0")
+        with suppress(peewee.PeeweeException):  # it is locked, or the disk is full: no mark yet
+            begin_log(database.execute_sql)
+        database.execute_sql(f"PRAGMA busy_timeout = {PATIENCE}")
 
 
 def let_go():
@@ -206,15 +217,23 @@ def checkpoint():
 
     Runs in a thread, on a connection of its own, because it waits for the disk.
     """
+    if is_ours() and file.size_of(file.beside(opened.path, "-wal")):
+        with closing(sqlite3.connect(opened.path)) as connection:
+            begin_log(connection.execute)
+
+
+def begin_log(execute):
+    """Empty the log into the file. That gets a new stamp, and the log is marked with it: what was
+    copied of the file before has another one."""
     path = opened.path
-    if not is_ours() or not file.size_of(file.beside(path, "-wal")):
-        return
-    with closing(sqlite3.connect(path)) as connection:
-        if len(opened.stamps) == 1:  # else the last one is still in the log alone
-            connection.execute(f"PRAGMA user_version = {secrets.randbits(31)}")
-            opened.stamps += (stamp_by(connection.execute),)
-            file.mark_log(path, opened.descriptor, *opened.stamps)
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    execute("PRAGMA wal_autocheckpoint = 0")  # a file never has a stamp that its log is without
+    if len(opened.stamps) == 1:  # else the last one is still in the log alone
+        # SQLite's own copies of a file have another one; all that it does is to be unlike the last.
+        cookie = secrets.randbits(31)
+        opened.stamps += (stamp_by(execute, cookie),)
+        file.mark_log(path, opened.descriptor, *opened.stamps)
+        execute(f"PRAGMA schema_version = {cookie}")
+    execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     if file.stamp_of(opened.descriptor) == opened.stamps[-1]:
         opened.stamps = opened.stamps[-1:]
         file.mark_log(path, opened.descriptor, *opened.stamps)
@@ -334,7 +353,20 @@ def keepalive_form():
     yield "ALTER TABLE key ADD COLUMN keepalive_form TEXT"
 
 
-MIGRATIONS = [first_keys, limits, first_ledger, first_seal, ledger_without_indexes, keepalive_form]
+def pruning():
+    """What the clock said when old rows were deleted last, and what of that was trusted."""
+    yield "CREATE TABLE pruning (wall REAL NOT NULL, trusted REAL NOT NULL)"
+
+
+MIGRATIONS = [
+    first_keys,
+    limits,
+    first_ledger,
+    first_seal,
+    ledger_without_indexes,
+    keepalive_form,
+    pruning,
+]
 
 
 def migrate():

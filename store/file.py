@@ -32,30 +32,27 @@ def beside(path, ending):
 
 
 def open_file(path):
-    """A descriptor of the file, made with mode 0600 if there is none.
+    """(a descriptor of the file, whether it was made just now, with mode 0600).
 
     OSError for what is no SQLite database, before its mode is changed or anything is written.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CLOEXEC
+    with suppress(FileExistsError):
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600), True
+    descriptor = os.open(path, flags)
     try:
         found = os.fstat(descriptor)
         is_regular = stat.S_ISREG(found.st_mode)
         if not is_regular or os.pread(descriptor, len(MAGIC), 0) not in (b"", MAGIC):
             raise Unusable("it is no SQLite database")
-        if was_emptied(path, found):
+        if not found.st_size and size_of(beside(path, "-wal")):
             raise Unusable(f"it was emptied; {ADVICE}")
         if stat.S_IMODE(found.st_mode) != 0o600:
             os.fchmod(descriptor, 0o600)
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor
-
-
-def was_emptied(path, found):
-    """Whether a file without a byte has a log that may be its own. `found`: what os.stat says."""
-    owner = owner_of_log(path)
-    return not found.st_size and size_of(beside(path, "-wal")) and owner in (None, found.st_ino)
+    return descriptor, False
 
 
 def identity(file):
@@ -75,11 +72,20 @@ def size_of(path):
 def stamp_of(descriptor):
     """What tells a database file from an older state of it and from copies, as a text.
 
-    Only a change of the schema and a checkpoint of ours change it; SQLite's own copies have a
-    schema cookie of their own.
+    Only a checkpoint of ours and a change of the schema change it. SQLite's own copies (.backup,
+    VACUUM INTO) have another schema cookie, small or greater by one.
     """
     header = os.pread(descriptor, HEADER, 0).ljust(HEADER, b"\0")
     return stamp(*(int.from_bytes(header[begin:end], "big") for begin, end in STAMP))
+
+
+def is_cut_off(descriptor):
+    """Whether a file is shorter than it says itself."""
+    header = os.pread(descriptor, HEADER, 0)
+    page = int.from_bytes(header[16:18], "big")
+    if page == 1:
+        page = 65536
+    return os.fstat(descriptor).st_size < page * int.from_bytes(header[28:32], "big")
 
 
 def stamp(cookie, version, application):
@@ -113,16 +119,10 @@ def marks_of_log(path):
         return None
 
 
-def owner_of_log(path):
-    """The inode of the log's file, or None if that cannot be told."""
-    marks = marks_of_log(path)
-    return marks and int(marks[0])
-
-
 def has_own_log(path, descriptor):
     """Whether the log at this path is this file's, as far as that can be told."""
     marks = marks_of_log(path)
-    if not marks or not size_of(beside(path, "-wal")):
+    if not marks:
         return True
     file = os.fstat(descriptor)
     if marks[0] != str(file.st_ino):

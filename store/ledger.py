@@ -39,6 +39,8 @@ COMPLAIN = 60  # seconds between two log lines about one fault
 STEP = 500  # rows written or deleted in one go
 MINUTE = 60  # seconds
 DAY = 86400
+NEVER = "9999-12-31"  # a day after all others
+PRUNE = DAY / 2  # seconds between two times when old rows are deleted
 
 TOTALS = (
     "requests",
@@ -165,23 +167,45 @@ def is_lock(error):
     return "locked" in str(error)
 
 
+def in_thread(step, *arguments):
+    """Do a step in a thread. Its error is raised here; the pool would log it as well."""
+    error = gevent.get_hub().threadpool.apply(error_of, (step, *arguments))
+    if error:
+        raise error
+
+
+def error_of(step, *arguments):
+    """The exception that a step ends with, or None."""
+    try:
+        step(*arguments)
+    except Exception as error:
+        return error
+    return None
+
+
 class Ledger:
     """Writes rows, and keeps the file in order.
 
     waiting   rows that are not committed yet, oldest first
     lost      how many were given up: too many waited, or SQLite could not keep them
     troubled  whether the last commit failed
+    astray    that was because another file lies in the database's place
+    moving    this is being put right
     """
 
     def __init__(self, settings):
+        """`settings`: db and keep_days."""
         self.settings = settings
         self.waiting = deque()
         self.lost = 0
         self.troubled = False
+        self.astray = False
+        self.moving = False
         self.refused = None  # (identity of a file that cannot be used, why)
         self.logged = {}  # fault -> when it was logged last
         self.checked = -DAY  # when, by a clock that is never set back
         self.pruned = -DAY
+        self.trusted = None  # see `trust_the_clock`
 
     def write(self, row):
         """Returns when the row is committed, or after PATIENCE if the database does not let it."""
@@ -189,6 +213,10 @@ class Ledger:
         if len(self.waiting) > MOST_WAITING:
             self.waiting.popleft()
             self.lost += 1
+        if self.attempt(self.flush):
+            return
+        if self.astray:
+            gevent.spawn(self.attempt, self.stay_with_the_file)
         end = monotonic()
         if len(self.waiting) == 1:  # behind others that wait, more patience would be wasted
             end += PATIENCE
@@ -202,6 +230,7 @@ class Ledger:
             self.commit_step()
             self.troubled = False
         except FAULTS as error:
+            self.astray = isinstance(error, Unusable)
             self.complain(error)
         return not self.waiting
 
@@ -262,7 +291,7 @@ class Ledger:
     # -- upkeep
 
     def keep_up(self):
-        """For ever: commit what waits each second, checkpoint each minute, prune each day."""
+        """For ever: commit what waits each second, checkpoint each minute, prune twice a day."""
         pause = 1
         while True:
             gevent.sleep(pause)
@@ -276,10 +305,13 @@ class Ledger:
         """A round of the upkeep. Its steps don't hinder each other."""
         self.attempt(self.flush)
         self.attempt(self.stay_with_the_file)
+        is_due = monotonic() - self.pruned > PRUNE
+        if is_due:
+            self.trusted = self.attempt(self.trust_the_clock)
         if monotonic() - self.checked > MINUTE:
             self.checked = monotonic()
             self.attempt(self.checkpoint)
-        if monotonic() - self.pruned > DAY and self.attempt(self.prune_old):
+        if is_due and self.trusted and self.attempt(self.prune_old):
             self.pruned = monotonic()
 
     def attempt(self, step):
@@ -300,6 +332,9 @@ class Ledger:
     def stay_with_the_file(self):
         """Open the database anew if another file, perhaps a backup, was put in its place. One that
         cannot be used is left alone: the keys in memory count on, and rows wait."""
+        if self.moving:
+            return
+        self.moving = True
         try:
             if is_ours():
                 return
@@ -310,6 +345,8 @@ class Ledger:
         except (OSError, SettingsError) as error:
             if self.is_news("file"):
                 logger.error("%s; keys count as they were, and the ledger's rows wait", error)
+        finally:
+            self.moving = False
 
     def take_over(self, found):
         """Go on with the file that lies in place now. Raises SettingsError."""
@@ -327,16 +364,45 @@ class Ledger:
         """In a thread, since a large file takes seconds."""
         if not os.stat(path).st_size:
             raise Unusable(f"it is empty; {ADVICE}")
-        gevent.get_hub().threadpool.apply(check_whole, (path,))
+        in_thread(check_whole, path)
 
     def checkpoint(self):
         try:
-            gevent.get_hub().threadpool.apply(checkpoint)
+            in_thread(checkpoint)
         except FAULTS as error:
             self.complain(error)
 
     def prune_old(self):
-        return self.prune(time() - self.settings.keep_days * DAY)
+        return self.prune(self.trusted - self.settings.keep_days * DAY)
+
+    def trust_the_clock(self):
+        """The moment from which the age of rows counts: the wall clock's, unless that jumped ahead.
+        It may be wrong for a while, and what is deleted stays so.
+
+        It is trusted a day more each time, and twice what it has advanced since then at most: so it
+        is caught up with after a long time without a gateway, but not by many starts in a row.
+        """
+        wall = time()
+        try:
+            return self.trust(wall)
+        except FAULTS as error:
+            self.complain(error)
+            return None
+
+    def trust(self, wall):
+        with Transaction() as execute:
+            last = execute("SELECT wall, trusted FROM pruning").fetchone() or self.newest(wall)
+            advance = max(0, wall - last[0])
+            trusted = min(wall, last[1] + min(2 * advance, DAY))
+            execute("DELETE FROM pruning")
+            execute("INSERT INTO pruning VALUES (?, ?)", (wall, trusted))
+        return trusted
+
+    @staticmethod
+    def newest(wall):
+        """The moment of the last row, twice; without any the wall clock's."""
+        sql = "SELECT started, started FROM request ORDER BY rowid DESC LIMIT 1"
+        return database.execute_sql(sql).fetchone() or (wall, wall)
 
     def prune(self, before):
         """Delete the rows of requests that started before that epoch moment, in small steps.
@@ -375,18 +441,18 @@ class Ledger:
 # ---- reading, for the gateway; what the owner's commands read is in store/report.py
 
 
-def used_by_key(since):
-    """{key id: prompt and completion tokens} from a day on (2026-11-29)."""
+def used_by_key(since, until=NEVER):
+    """{key id: prompt and completion tokens} from a day (2026-11-29) to another one."""
     sql = (
         "SELECT key_id, SUM(prompt_tokens + completion_tokens) FROM day "
-        "WHERE day >= ? GROUP BY key_id"
+        "WHERE day BETWEEN ? AND ? GROUP BY key_id"
     )
-    return dict(database.execute_sql(sql, (since,)).fetchall())
+    return dict(database.execute_sql(sql, (since, until)).fetchall())
 
 
-def total(key_id, since=""):
-    """One key's totals as a dict, from a day on or of all time; all zero if it has none."""
+def total(key_id, since="", until=NEVER):
+    """One key's totals as a dict, from a day to another or of all time; all zero if it has none."""
     sums = ", ".join(f"COALESCE(SUM({name}), 0)" for name in TOTALS)
-    sql = f"SELECT {sums} FROM day WHERE key_id = ? AND day >= ?"
-    found = database.execute_sql(sql, (key_id, since)).fetchone()
+    sql = f"SELECT {sums} FROM day WHERE key_id = ? AND day BETWEEN ? AND ?"
+    found = database.execute_sql(sql, (key_id, since, until)).fetchone()
     return dict(zip(TOTALS, found, strict=True))

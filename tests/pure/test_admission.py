@@ -275,6 +275,22 @@ def test_a_restart_does_not_reset_a_budget():
     assert refusal(gate, limits, NOON).code == "quota_exceeded"
 
 
+@pytest.mark.parametrize("days", [-31, -1, 1, 31, 400])
+def test_periods_follow_the_wall_clock_and_windows_do_not(days):
+    """It is set while the gateway runs: another day has its own tokens, and a minute is not over."""
+    gate, limits = Gate(9, 9), Limits(tokens_per_day=100, tokens_per_minute=1000)
+    ticket, _ = gate.enter("a", "m", limits, NOON)
+    gate.leave(ticket, 100, True, NOON)
+    assert refusal(gate, limits, NOON).code == "quota_exceeded"
+    gate.ahead = days * 86400.0
+    ticket, _ = gate.enter("a", "m", limits, NOON + 1)
+    gate.begin("a", 60, 60, NOON + 1 + gate.ahead)      # as the ledger has it
+    gate.leave(ticket, 40, True, NOON + 1)
+    said = refusal(gate, limits, NOON + 1)
+    assert said.code == "quota_exceeded" and said.retry_after == 12 * 3600 - 1
+    assert gate.standing("a", limits, NOON + 1)["x-ratelimit-remaining-tokens"] == "860"
+
+
 def test_a_changed_limit_counts_at_once():
     gate = Gate(9, 9)
     gate.enter("a", "m", Limits(requests_per_minute=1), NOON)

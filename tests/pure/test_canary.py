@@ -85,11 +85,13 @@ USED = [
     ("gunicorn.util", "write_nonblock", "front/wsgi.py refuse sends with it: sendall with a time limit"),
     ("gevent.hub.Hub", "print_exception", "Worker.run replaces it: a fault in a greenlet would be written to stderr, and all would"
      " wait for whoever reads that"),
+    ("gevent.server.StreamServer", "max_accept", "Worker.run sets it: a hundred new connections at once would be one long run"),
     ("gevent.hub.Hub", "loop", "call.py, pump.py and Worker.wind_down watch sockets and set timers through it: without it each"
      " stream needs greenlets that wait"),
     ("gevent._interfaces.ILoop", "io", "call.py and pump.py watch sockets with it"),
     ("gevent._interfaces.ILoop", "timer", "call.py and pump.py look around with it"),
-    ("gevent._interfaces.ILoop", "run_callback", "call.py and Worker.wind_down throw into greenlets with it, from the hub"),
+    ("gevent._interfaces.ILoop", "now", "loop.py take_turn knows by it how long a run of the loop has taken"),
+    ("gevent._interfaces.ILoop", "run_callback", "call.py and front/body.py throw into greenlets with it, from the hub"),
     ("gevent._interfaces.IWatcher", "close", "call.py and pump.py free watchers with it: descriptors would be watched that are"
      " somebody else's by then"),
     ("http.client.HTTPResponse", "begin", "engines/images.py Response passes over interim heads in it"),

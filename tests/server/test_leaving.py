@@ -48,7 +48,7 @@ from support.processes import clean_environment, wait_until
 from support.rows import row_now, row_of, rows
 
 MODEL = "GLM-5.3-Flash-EXL3"
-LEAVE = ["close", "reset", "half_close"]
+LEAVE = ["close", "reset"]
 WORST = {}                                          # (phase, form, leave) -> ms until the engine saw it
 IDS = count()
 SO_ATTACH_FILTER = 26                               # Python has no name for it
@@ -536,6 +536,97 @@ def test_leaving_while_the_body_goes_to_the_engine(gateway, engine):
     connection.close()
     wait_until(lambda: gauge(front, "sparks_active") == 0, 3)
     wait_until(lambda: len(descriptors(front)) <= before + 2, 3)
+
+
+# ---- a client that will send no more, and listens
+
+def half_closed(gateway, api, streams):
+    """A request whose client has said that it sends no more, and is being answered: (connection, id, the engine's request)."""
+    connection, ident = send(gateway, api, streams)
+    connection.half_close()
+    return connection, ident, gateway.engine.wait_for(1)[0]
+
+
+@pytest.mark.parametrize("api, streams", FORMS, ids=named)
+def test_half_closing_is_not_leaving(one, api, streams):
+    """Before the engine answers, and in the middle of its answer: `nc -N` gets its answer whole."""
+    go, rest = threading.Event(), threading.Event()
+    if streams:
+        one.engine.play(Wait(go), Head(), *api.events[:api.middle], Wait(rest), *api.events[api.middle:])
+    else:
+        one.engine.play(Wait(go), Json(api.whole))
+    connection, ident, request = half_closed(one, api, streams)
+    assert not request.gone.wait(0.2)
+    go.set()
+    answer = connection.answer()
+    if streams:
+        next(answer.events())
+        assert not request.gone.wait(0.2)
+        rest.set()
+    assert answer.status == 200 and answer.read_all().endswith(api.last if streams else b"}")
+    assert {interim.status for interim in answer.interim} <= {100} and connection.ended()
+    row = row_now(one.db, ident)
+    assert (row["status"], row["aborted"]) == (200, 0)
+
+
+def test_half_closing_in_the_queue(one):
+    """Once with a sign of life before it, once without."""
+    for commented in (False, True):
+        one.engine.reset()
+        one.engine.play(Hang())
+        one.engine.always(lambda request: [*CHAT.events])
+        runs, _ = send(one, CHAT, True)
+        one.engine.wait_for(1)
+        waits, ident = send(one, CHAT, True)
+        wait_until(lambda: gauges(one)["sparks_queued"] == 1, 5, what="a request in the queue")
+        answer = waits.answer() if commented else None
+        waits.half_close()
+        time.sleep(0.1)
+        assert gauges(one)["sparks_queued"] == 1
+        runs.close()
+        assert (answer or waits.answer()).read_all().endswith(CHAT.last) and row_now(one.db, ident)["status"] == 200
+
+
+@pytest.fixture(scope="module")
+def asking(stock, tmp_path_factory):
+    """It does not wait for long until it asks again, nor for what comes back."""
+    with Engine() as engine, started(engine, tmp_path_factory.mktemp("asking"), stock, "import watch; watch.AGAIN = watch.PATIENCE = 0.3",
+                                     max_active=1) as gateway:
+        gateway.engine = engine
+        yield gateway
+
+
+@pytest.mark.parametrize("leave", [*LEAVE, "vanish"])
+@pytest.mark.parametrize("where", ["prefill", "mid-content"])
+@pytest.mark.parametrize("streams", [True, False], ids=["stream", "plain"])
+def test_leaving_after_half_closing(asking, streams, where, leave):
+    """Nothing comes of itself then: the client is asked again. One that vanished answers nothing."""
+    begun = THOUGHT[:3] if streams else [Head(framing=len(WHOLE), type="application/json"), WHOLE[:9]]
+    asking.engine.reset()
+    asking.engine.play(*(begun if where == "mid-content" else []), Hang())
+    connection, ident, request = half_closed(asking, CHAT, streams)
+    if streams and where == "mid-content":
+        next(connection.answer().events())
+    assert not request.gone.wait(0.4)
+    if leave == "vanish":
+        go_deaf(connection.sock)
+    else:
+        left(connection, leave)
+    assert request.gone.wait(5) and row_of(asking.db, ident)["status"] == 499
+    idle(asking)
+    connection.close()
+
+
+def test_half_closing_a_request_that_cannot_be_nudged(one):
+    """HTTP/1.0 has no interim answers: there it counts as leaving, as long as no answer has begun."""
+    one.engine.play(Hang())
+    connection, ident = one.client().open(), f"leaving-{next(IDS)}"
+    request = connection.encode("POST", CHAT.path, CHAT.body(False), {"x-request-id": ident})
+    connection.send(request.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+    asked = one.engine.wait_for(1)[0]
+    connection.half_close()
+    assert asked.gone.wait(3) and row_of(one.db, ident)["status"] == 499
+    connection.close()
 
 
 # ---- a client that stops reading

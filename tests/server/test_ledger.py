@@ -481,6 +481,30 @@ def test_upkeep_survives_what_its_steps_call(db, monkeypatch, where):
     assert (log.stat().st_size == 0) is (where != "checkpoint")
 
 
+WALKS = {                                           # (days of the wall clock, days that are trusted then) at each look, one a start
+    "each half a day": [(0, 0), (0.5, 0.5), (1, 1), (9.5, 2), (10, 3)],
+    "once 400 days ahead": [(0, 0), (400, 1), (0.1, 0.1), (0.2, 0.2)],
+    "400 days ahead, again and again": [(0, 0), (400, 1), (400.001, 1.002), (400.002, 1.004), (0.2, 0.2)],
+    "31 days behind, then right": [(0, 0), (-31, -31), (0.1, -30), (0.6, -29)],
+}
+
+
+@pytest.mark.parametrize("walk", WALKS.values(), ids=WALKS)
+def test_a_clock_that_jumps_ahead_deletes_a_day_at_most(db, book, monkeypatch, walk):
+    for at, found in walk:
+        monkeypatch.setattr(ledger, "time", lambda at=at: NOON + at * DAY)
+        assert round((book.trust_the_clock() - NOON) / DAY, 6) == found
+
+
+@pytest.mark.parametrize("ahead, kept", [(0, 90), (400, 89), (-400, 300)])
+def test_the_first_pruning_of_an_old_file(db, book, monkeypatch, ahead, kept):
+    """It has rows, and nobody noted when they were pruned: the last row tells what the clock said."""
+    ledger.commit([row(n, started=NOON - (300 - n) * DAY) for n in range(301)])
+    monkeypatch.setattr(ledger, "time", lambda: NOON + ahead * DAY)
+    book.keep_up_once()
+    assert len(rows(db)) - 1 == kept and book.pruned > 0
+
+
 def test_prune_of_a_locked_database(db, book):
     ledger.commit([row(n, started=n) for n in range(10)])
     with locked(db):

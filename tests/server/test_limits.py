@@ -10,8 +10,8 @@ import pytest
 
 from support import ROOT
 from support.chat import HELLO, PATH, failure, text_of
-from support.engine import Hang, Head, Json, Pause, Wait, chat_chunks, completion
-from support.gateway import Gateway, run_keys
+from support.engine import Engine, Hang, Head, Json, Pause, Wait, chat_chunks, completion
+from support.gateway import Gateway, run_keys, started
 from support.observe import gauge, worker
 from support.processes import WITH_US, clean_environment, wait_until
 
@@ -422,3 +422,40 @@ def test_a_log_that_nobody_reads_stops_nothing(stock, engine, tmp_path):
         front.kill()
         os.close(reader)
         os.close(writer)
+
+
+# ---- the wall clock is set
+
+CLOCK = """
+import time
+real = time.time
+time.time = lambda: real() + 86400 * float(open({file!r}).read())
+"""
+
+
+def test_a_day_follows_the_clock(stock, tmp_path):
+    """Set while the gateway runs, either way, or after a start in the wrong month."""
+    days = tmp_path / "days"
+
+    def set_to(day):
+        (tmp_path / "new").write_text(str(day))
+        os.replace(tmp_path / "new", days)              # it is read all the time
+
+    set_to(0)
+    with Engine() as engine, started(engine, tmp_path, stock, CLOCK.format(file=str(days))) as front:
+        engine.always([Json(completion("Hi", prompt=100))])
+        assert front.keys("limit", "tester", "--tokens-per-day", "50").returncode == 0
+
+        def statuses(*walk):
+            found = []
+            for day in walk:
+                set_to(day)
+                found.append(front.client().post(PATH, {"messages": HELLO}).status)
+            return found
+
+        assert statuses(0, 0, 1, 1, 0, -31, 0, 1, -31, 2) == [200, 429, 200, 429, 429, 200, 429, 429, 429, 200]
+        front.stop()
+        set_to(-62)
+        front.launch()
+        front.wait_alive().wait_ready()
+        assert statuses(-62, 0, -62, 3) == [200, 429, 429, 200]
