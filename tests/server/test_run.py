@@ -1,5 +1,6 @@
 """run.sh: what it says, what it sets up and when, what it starts. A stand-in for Python makes the set-up quick."""
 import configparser
+import fcntl
 import os
 import re
 import shutil
@@ -8,10 +9,12 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from errors import SettingsError
 from front import lock
 from support import ROOT
 from support.processes import clean_environment
@@ -355,9 +358,8 @@ def test_reload_where_the_lock_outlives_its_master(tmp_path, pid):
     gone.wait()
     db = tmp_path / "sparks.db"
     with lock.take(db) as file:
-        file.truncate(0)
-        file.write(str(gone.pid) if pid == "dead" else pid)
-        file.flush()
+        os.truncate(file.fileno(), 0)
+        os.pwrite(file.fileno(), (str(gone.pid) if pid == "dead" else pid).encode(), 0)
         done = reload(db=f"sqlite:///{db}", config=tmp_path / "sparks.toml")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "sparks: no gateway runs here that could reload\n")
 
@@ -370,9 +372,9 @@ def test_reload_only_reads_the_file(gateway, engine):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"sparks: sparks.toml is in order; gateway {front.pid} reads it now\n"
     assert (written(file), file.read_text()) == (before, text) and text == str(front.pid)
-    assert lock.holder(front.db) == front.pid
     front.stop()
-    assert lock.holder(front.db) is None and file.read_text() == text       # it stays, and says nothing any more
+    nobody_runs(front.db)
+    assert file.read_text() == text                 # it stays, and says nothing any more
 
 
 def written(file):
@@ -383,16 +385,21 @@ def written(file):
 
 def test_nobody_holds_what_is_no_file_of_a_gateway(tmp_path):
     db, file = tmp_path / "sparks.db", lock.pid_file(tmp_path / "sparks.db")
-    assert lock.holder(db) is None                  # nothing there
+    nobody_runs(db)                                 # nothing there
     file.write_text("1")
-    assert lock.holder(db) is None                  # what a gateway left that was killed
+    nobody_runs(db)                                 # what a gateway left that was killed
     file.unlink()
     os.mkfifo(file)
-    assert lock.holder(db) is None                  # nor does it wait for somebody to write
+    nobody_runs(db)                                 # nor does it wait for somebody to write
     file.unlink()
     file.mkdir()
-    assert lock.holder(db) is None
-    assert lock.holder(tmp_path / "nowhere" / "sparks.db") is None
+    nobody_runs(db)
+    nobody_runs(tmp_path / "nowhere" / "sparks.db")
+
+
+def nobody_runs(db):
+    with pytest.raises(SettingsError, match="no gateway runs here"):
+        lock.tell_to_reload(db)
 
 
 def test_whoever_asks_is_in_nobodys_way(tmp_path):
@@ -400,7 +407,8 @@ def test_whoever_asks_is_in_nobodys_way(tmp_path):
 
     def ask():
         while not over.is_set():
-            assert lock.holder(db) in (None, os.getpid())
+            with suppress(FileNotFoundError), lock.open_pid_file(lock.pid_file(db), os.O_RDONLY) as file:
+                lock.locked(file, fcntl.LOCK_SH)
     thread = threading.Thread(target=ask)
     thread.start()
     try:

@@ -45,7 +45,7 @@ from support.processes import wait_until
 from support.rows import days, rows, sums
 from support.state import STATE, state
 
-SECONDS = float(os.environ.get("SPARKS_SOAK") or 8)
+SECONDS = float(os.environ.get("SPARKS_SOAK") or 6)
 THREADS, SLOTS, MB = 20, 12, 1 << 20
 SOME_PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
 ROUTES = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses", "completions": "/v1/completions",
