@@ -107,10 +107,13 @@ class Tally:
     said      the Length of a plain answer, once it has come; else None
     """
 
-    def __init__(self, meter, parts, context=None, most=None):
-        """`parts`: the request as its engine gets it, a list of bytes."""
+    def __init__(self, meter, parts, context=None, most=None, measured=None):
+        """
+        parts     the request as its engine gets it, a list of bytes
+        measured  what `length_of_request` says of it, where that is known
+        """
         self.meter = meter
-        self.length, self.images = length_of_request(parts)
+        self.length, self.images = measured or length_of_request(parts)
         self.context = context
         self.most = most
         self.counted = None

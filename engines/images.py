@@ -17,8 +17,6 @@ import logging
 import re
 import ssl
 from base64 import b64encode
-from collections import defaultdict
-from contextlib import contextmanager
 from functools import cache, partial
 from ipaddress import IPv4Address, ip_address, ip_network
 from time import monotonic
@@ -27,14 +25,13 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import gevent
 from gevent import socket
-from gevent.lock import BoundedSemaphore
 from gevent.monkey import get_original
 from gevent.threadpool import ThreadPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
 from errors import InvalidRequest, TooLarge
-from loop import give_way
+from loop import Shares, give_way
 
 PORTS = {"http": 80, "https": 443}
 REDIRECTS = 3
@@ -65,35 +62,6 @@ SEND_IT = "; send the image itself, as a data URL (data:image/png;base64,...)"
 
 # It would log a hostile server's headers, with the address and a traceback.
 logging.getLogger("urllib3").setLevel(logging.CRITICAL)
-
-
-class Shares:
-    """How many of something go on at once: at most `each` for an owner, and `most` in all. An owner
-    waits for its own first, so that what it has too much of takes no place from others."""
-
-    def __init__(self, each, most):
-        self.owned = defaultdict(lambda: BoundedSemaphore(each))
-        self.all = BoundedSemaphore(most)
-
-    def acquire(self, owner):
-        self.owned[owner].acquire()
-        try:
-            self.all.acquire()
-        except BaseException:  # the time is over, or the client has left
-            self.owned[owner].release()
-            raise
-
-    def release(self, owner):
-        self.all.release()
-        self.owned[owner].release()
-
-    @contextmanager
-    def one(self, owner):
-        self.acquire(owner)
-        try:
-            yield
-        finally:
-            self.release(owner)
 
 
 # The owner is a key. A look-up can't be ended: it keeps its thread, and its share, for as long as

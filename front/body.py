@@ -132,6 +132,8 @@ class Body:
 
     most      bytes that it may have
     held      bytes that it has on the account of `bodies`
+    lent      a thread works on it
+    let_go    it counts no more as soon as none does
     abridged  large_json.Abridged of a large one, or None
     pending   not all of it was read yet
     """
@@ -143,6 +145,7 @@ class Body:
         self.bodies = bodies
         self.most = most
         self.held = 0
+        self.lent = self.let_go = False
         self.encoding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
         self.coding = environ.get("HTTP_TRANSFER_ENCODING", "").strip().lower()
         self.chunked = "chunked" in self.coding
@@ -270,8 +273,18 @@ class Body:
             raise self.too_large()
         self.hold(size)
 
+    def lend(self):
+        """A thread works on it: until `give_back` it counts, whatever becomes of the request."""
+        self.lent = True
+
+    def give_back(self):
+        self.lent = False
+        if self.let_go:
+            self.release()
+
     def release(self):
-        if self.held:
+        self.let_go = True
+        if self.held and not self.lent:
             self.bodies.release(self.key, self.held)
             self.held = 0
 

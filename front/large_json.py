@@ -13,15 +13,18 @@ long strings back escaped once more."""
 
 import codecs
 import re
+from math import isqrt
 
 import orjson
 
-from errors import InvalidRequest
+from errors import InvalidRequest, TooLarge
 
 LONG = 1 << 14  # bytes from which a string is taken out
+PIECE = 1 << 18  # bytes of one that are escaped in one go
 HEAD = 1 << 10  # bytes of it that stay: what is told, cut or measured by its beginning
 MOST = 32 << 20  # bytes of an abridged text: no context is as long
-MOST_VALUES = 1_000_000  # objects and lists in it: each costs time and a hundred bytes
+MOST_STRINGS = 1_500_000  # in it, names included
+MOST_STAYING = 8 << 20  # bytes of a string that stays whole
 # What stands before a string whose inside the dialects read: it stays whole.
 STAYS = re.compile(rb'"(?:arguments|encrypted_content)"\s*:\s*$')
 # The rest of a string, with its closing quote.
@@ -33,9 +36,11 @@ FENCE = b"\\u0001"  # a control character, which stays an escape in any JSON
 
 
 def shorter(length):
-    """Matches a text that begins outside a string, up to the first string that has more bytes than
-    `length`, or an escape."""
-    return re.compile(rb'(?:[^"]*+"[^"\\]{0,%d}+")*+' % length)
+    """Matches a text that begins outside a string, up to the first string that may have more bytes
+    than `length`. Of strings with escapes it knows those as short that have few, not far apart."""
+    some = isqrt(length)
+    escapes = rb"[^\"\\]{0,%d}+(?:\\.[^\"\\]{0,%d}+){0,%d}+" % (some - 2, some - 2, some - 1)
+    return re.compile(rb'(?:[^"]*+"(?:[^"\\]{0,%d}+"|%b"))*+' % (length, escapes), re.S)
 
 
 SHORT = shorter(LONG)
@@ -46,24 +51,42 @@ class Abridged:
     can be done in between.
 
     mark    random text that no client can know, so that nobody's words are taken for a mark
+    mark_in an expression for it in a text
     whole   all bytes so far, as a bytearray; strings are cut out of it without a copy
     at      how far it was looked at
     begin   where the string begins that is open there, or None
     cuts    (begin, end) of what is taken out
+    out     how many bytes that are
+    quotes  how many there were round strings, or somewhat fewer
     """
 
     def __init__(self, mark):
         self.mark = mark.encode()
+        # Sought without the backslashes before it: an expression that begins with letters is fast.
+        self.mark_in = re.compile(rb"u0001" + self.mark + rb":(\d+)\\++u0001")
         self.whole = bytearray()
         self.at = 0
         self.begin = None
         self.cuts = []
+        self.out = 0
+        self.quotes = 0
         self.decoder = codecs.getincrementaldecoder("utf-8")()
 
     def feed(self, data):
-        """Raises InvalidRequest where the bytes are no UTF-8."""
+        """Raises InvalidRequest where the bytes are no UTF-8, and where there are too many of
+        them beside the long strings, or too many strings."""
         self.check(data)
         self.whole += data
+        self.quotes += data.count(b'"') - data.count(b'\\"')
+        if self.quotes > 2 * MOST_STRINGS:
+            raise InvalidRequest(f"the body holds over {MOST_STRINGS:,} texts and names of fields")
+        self.scan()
+        open_string = 0 if self.begin is None else len(self.whole) - self.begin
+        if len(self.whole) - self.out - open_string > MOST:
+            raise too_much()
+
+    def scan(self):
+        """Go through what has come."""
         end = len(self.whole)
         while self.at < end:
             if self.begin is None:
@@ -100,6 +123,11 @@ class Abridged:
             before = max(0, self.begin - 40)
             if not STAYS.search(self.whole, before, self.begin - 1):
                 self.cut(quote)
+            elif quote - self.begin > MOST_STAYING:
+                raise TooLarge(
+                    "the arguments of a tool call, or what is encrypted in one item, are over "
+                    f"{MOST_STAYING >> 20} MB"
+                )
         self.begin = None
         self.at = quote + 1
         return True
@@ -114,6 +142,7 @@ class Abridged:
             # One with half a character stays in the text, for the parser to complain of.
             if not self.halves(begin, end) or is_text(self.whole[begin:end]):
                 self.cuts.append((begin, end))
+                self.out += end - begin
             return
 
     def halves(self, begin, end):
@@ -122,7 +151,8 @@ class Abridged:
         return self.whole.find(b"\\", begin, end) >= 0 and SURROGATE.search(self.whole, begin, end)
 
     def text(self):
-        """The abridged text, as bytes. Raises InvalidRequest where there is too much of it."""
+        """The abridged text, as bytes. Raises InvalidRequest where the bytes end in the middle of a
+        character."""
         self.check(b"", final=True)
         out = []
         at = 0
@@ -130,14 +160,9 @@ class Abridged:
             out += [memoryview(self.whole)[at:begin], FENCE, self.mark, b":%d" % number, FENCE]
             at = end
         out.append(memoryview(self.whole)[at:])
-        if sum(map(len, out)) > MOST:
-            raise InvalidRequest(
-                f"the body holds over {MOST >> 20} MB beside its long texts and images"
-            )
-        text = b"".join(out)
-        if text.count(b"{") + text.count(b"[") > MOST_VALUES:
-            raise InvalidRequest(f"the body holds over {MOST_VALUES:,} objects and lists")
-        return text
+        if sum(map(len, out)) > MOST:  # in a string that never ends
+            raise too_much()
+        return b"".join(out)
 
     def restore(self, text):
         """A text that was made from the abridged one, with the long strings in their places.
@@ -148,12 +173,11 @@ class Abridged:
         text = memoryview(text)
         out = []
         at = 0
-        # Sought without the backslashes before it: an expression that begins with letters is fast.
-        mark = re.compile(rb"u0001" + self.mark + rb":(\d+)\\++u0001")
-        for found in mark.finditer(text) if self.cuts else ():
+        for found in self.mark_in.finditer(text) if self.cuts else ():
             begin, end = self.cuts[int(found[1])]
             slashes = backslashes(text, found.start())
-            out += [text[at : found.start() - slashes], escaped(whole[begin:end], slashes)]
+            out.append(text[at : found.start() - slashes])
+            out += escaped(whole[begin:end], slashes)
             at = found.end()
         return [*out, text[at:]]
 
@@ -167,14 +191,25 @@ def backslashes(text, end):
 
 
 def escaped(string, slashes):
-    """The inside of a JSON string as it stands where a mark has so many backslashes before it.
+    """The inside of a JSON string as it stands where a mark has so many backslashes before it, in
+    pieces.
 
     Each string around another one doubles the backslashes of what is inside: 1, 2, 4, ...
     """
+    if slashes == 1:
+        return [string]
+    return [escaped_piece(string[at : at + PIECE], slashes) for at in range(0, len(string), PIECE)]
+
+
+def escaped_piece(string, slashes):
     while slashes > 1:
         string = bytes(string).replace(b"\\", b"\\\\").replace(b'"', b'\\"')
         slashes //= 2
     return string
+
+
+def too_much():
+    return InvalidRequest(f"the body holds over {MOST >> 20} MB beside its long texts and images")
 
 
 def is_text(string):
