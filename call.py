@@ -18,6 +18,7 @@ from engines import images
 from engines.failures import from_engine
 from engines.http1 import Silent
 from errors import ClientGone, InternalError, Refusal, ShuttingDown, UpstreamError, UpstreamTimeout
+from loop import give_way
 from store.ledger import Row
 from values import loads
 from watch import ClientWatch
@@ -490,7 +491,7 @@ def first_events(call, since):
         if not data or stream.over:
             stream.end()  # raises: it ended without a word, which is still an HTTP status
             return events
-        sleep(0)  # bytes that say nothing may come faster than they are read
+        give_way()  # bytes that say nothing may come faster than they are read
     if monotonic() >= deadline:
         raise unanswered(settings)
     return None

@@ -133,18 +133,19 @@ ARROWS = {
     "loop": set(),
     "tcp": set(),
     "log": set(),
-    "pump": set(),
+    "monitor": set(),
+    "pump": {"loop"},
     "watch": set(),
     "metrics": set(),
     "store": set(),
     "engines": {"loop", "tcp", "counting"},
     "engines.local": {"engines"},
     "keys": {"store", "admission", "reasoning"},
-    "call": {"pump", "watch", "engines", "admission", "store", "stream", "values", "counting"},
+    "call": {"loop", "pump", "watch", "engines", "admission", "store", "stream", "values", "counting"},
     "dialects": {"stream", "mending", "values", "json_steps", "reasoning", "engines.kinds"},
     "pages": {"reasoning", "front.routes"},
     "front": {"call", "dialects", "pages", "store", "values", "loop", "tcp"},
-    "sparks": {"front", "engines", "engines.local", "store", "call", "keys", "admission", "log", "metrics"},
+    "sparks": {"front", "engines", "engines.local", "store", "call", "keys", "admission", "log", "metrics", "monitor"},
 }
 FREE = {"errors", "settings"}
 COMMAND = "sparks"                                  # what ./run.sh starts
