@@ -1,4 +1,4 @@
-"""JSON in steps: a large text is read, and a large value written, a few ten thousand bytes at a
+"""JSON in steps: a large text is read, and a large value written, some hundred thousand bytes at a
 time, since orjson lets nobody else run while it works. What is valid orjson alone decides.
 
 A step reads as many whole members of an object or a list as fit into it. A member that fits into
@@ -13,7 +13,8 @@ import orjson
 
 from values import dumps
 
-STEP = 1 << 16  # bytes
+STEP = 1 << 18  # bytes that are read in one go: 7 ms if they are all brackets
+LIGHT = 1 << 19  # bytes that are written in one go, about
 DEEPEST = 1000  # objects and lists in each other
 LEVELS = 6  # of objects and lists that a member may have which is read in one step
 DENSE = 32  # bytes for a comma, colon or bracket: with less of them these are no text's
@@ -218,7 +219,9 @@ class Reader:
         self.values += values
         self.holders += holders
         if self.values > self.most.values:
-            raise TooMany(f"{self.most.values:,} texts, numbers, objects, lists and names of fields")
+            raise TooMany(
+                f"{self.most.values:,} texts, numbers, objects, lists and names of fields"
+            )
         if self.holders > self.most.holders:
             raise TooMany(f"{self.most.holders:,} objects and lists")
 
@@ -238,10 +241,10 @@ def dumps_in_steps(value):
 
 def write(value, out):
     """Add a value's JSON to a list of bytes."""
-    if weight_of(value) <= STEP or not isinstance(value, (str, list, dict)):
+    if weight_of(value) <= LIGHT or not isinstance(value, (str, list, dict)):
         out.append(dumps(value))
     elif isinstance(value, str):
-        parts = (dumps(value[at : at + STEP])[1:-1] for at in range(0, len(value), STEP))
+        parts = (dumps(value[at : at + LIGHT])[1:-1] for at in range(0, len(value), LIGHT))
         out += [b'"', *parts, b'"']
     else:
         write_members(value, out)
@@ -274,13 +277,14 @@ class Members:
         self.weight = 0
 
     def add(self, name, value):
+        """The next one. `name`: its place, in a list."""
         weight = weight_of(value)
-        if weight <= STEP:
+        if weight <= LIGHT:
             self.light[name] = value
             self.weight += weight + 8
             if self.kind is dict:
                 self.weight += len(name)
-            if self.weight > STEP:
+            if self.weight > LIGHT:
                 self.flush()
             return
         self.flush()
@@ -309,11 +313,11 @@ def weight_of(value):
     if isinstance(value, dict):
         for name, inner in value.items():
             weight += len(name) + 4 + weight_of(inner)
-            if weight > STEP:
+            if weight > LIGHT:
                 break
     elif isinstance(value, list):
         for inner in value:
             weight += weight_of(inner)
-            if weight > STEP:
+            if weight > LIGHT:
                 break
     return weight

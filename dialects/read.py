@@ -139,7 +139,8 @@ def mended(arguments):
 
 
 def read_arguments(data):
-    """The value that a call's arguments (bytes) are. Raises ValueError, RecursionError, TooLarge."""
+    """The value that a call's arguments (bytes) are. Raises ValueError, RecursionError,
+    TooLarge."""
     if len(data) <= json_steps.STEP:
         return loads(data)
     try:

@@ -61,6 +61,7 @@ class Abridged:
     """
 
     def __init__(self, mark):
+        """It begins empty."""
         self.mark = mark.encode()
         # Sought without the backslashes before it: an expression that begins with letters is fast.
         self.mark_in = re.compile(rb"u0001" + self.mark + rb":(\d+)\\++u0001")
