@@ -3,18 +3,25 @@ time, since orjson lets nobody else run while it works. What is valid orjson alo
 
 A step reads as many whole members of an object or a list as fit into it. A member that fits into
 none is opened, and its own members are read in the same way.
+
+To let go of a million values takes its time too: who reads in a thread sets `kept` to a list, gets
+all values there, and gives it to `let_go` in the end.
 """
 
 import json
 import re
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import orjson
 
 from values import dumps
 
-STEP = 1 << 18  # bytes that are read in one go: 7 ms if they are all brackets
-LIGHT = 1 << 19  # bytes that are written in one go, about
+SHORT = 1 << 17  # bytes of a text that is read as it is: 3 ms if they are all brackets
+LONG = 2 << 20  # bytes of one that is never read so
+FEW = 20_000  # values of one between these that is: 3 ms
+STEP = 1 << 16  # bytes of a longer one that are read in one go: to find its members costs more
+LIGHT = 1 << 18  # bytes that are written in one go, about
 DEEPEST = 1000  # objects and lists in each other
 LEVELS = 6  # of objects and lists that a member may have which is read in one step
 DENSE = 32  # bytes for a comma, colon or bracket: with less of them these are no text's
@@ -42,6 +49,8 @@ SPACES = b" \t\r\n"
 SPACE = re.compile(rb"[ \t\r\n]*")
 CLOSING = {dict: b"}", list: b"]"}
 
+kept = ContextVar("values that were read and written", default=None)
+
 
 class Most(NamedTuple):
     """How many values a text may hold, names included, and how many of them objects and lists."""
@@ -57,9 +66,40 @@ class TooMany(ValueError):
 def loads(text, most):
     """A JSON text (bytes) as a value. Raises ValueError, RecursionError; TooMany where it holds
     more than that (a Most): a short one never does."""
-    if len(text) <= STEP:
+    if is_light(text):
         return exact(text)
-    return Reader(bytes(text), most).read()
+    reader = Reader(bytes(text), most)
+    try:
+        return reader.read()
+    finally:
+        keep(reader.root)
+
+
+def is_light(text):
+    """Whether a text is read in a few milliseconds."""
+    return len(text) <= SHORT or len(text) <= LONG and sum(map(text.count, MARKS)) <= FEW
+
+
+def keep(value):
+    """Have a value let go of in pieces, where somebody does that. Returns it."""
+    values = kept.get()
+    if values is not None:
+        values.append(value)
+    return value
+
+
+def let_go(values):
+    """Let go of a list of values piece by piece: of each object and list after what holds it."""
+    for value in values:  # while it grows
+        if isinstance(value, dict):
+            value = value.values()
+        elif not isinstance(value, list):
+            continue
+        values.extend(inner for inner in value if isinstance(inner, (dict, list)))
+    value = None
+    values.reverse()
+    while values:
+        values.pop()
 
 
 def exact(text):
@@ -81,6 +121,7 @@ class Reader:
     at     how far it was read
     most   a Most
     values, holders   how many there were
+    root   the outermost object or list
     open   the objects and lists that are not read to their end, the innermost last
     fresh  whether nothing of the innermost was read yet
     """
@@ -92,6 +133,7 @@ class Reader:
         self.holders = 0
         self.at = 0
         self.open = []
+        self.root = None
         self.fresh = True
 
     def read(self):
@@ -162,10 +204,7 @@ class Reader:
             self.at += 1
             self.add(1, 1)
             value = [] if char == b"[" else {}
-            self.open.append(value)
-            self.fresh = True
-            if len(self.open) > DEEPEST:
-                raise self.bad("recursion limit exceeded")
+            self.start(value)
             return value
         found = LONG_STRING.match(self.text, self.at) or NUMBER.match(self.text, self.at)
         if not found:
@@ -173,6 +212,15 @@ class Reader:
         value = self.one(found[0])
         self.at = found.end()
         return value
+
+    def start(self, value):
+        """An object or a list begins."""
+        if not self.open:
+            self.root = value
+        self.open.append(value)
+        self.fresh = True
+        if len(self.open) > DEEPEST:
+            raise self.bad("recursion limit exceeded")
 
     def one(self, text):
         """A text or a number."""

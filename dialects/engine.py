@@ -8,7 +8,7 @@ import reasoning
 from dialects import Ask, Earlier, sampling
 from dialects.read import too_deep
 from errors import InvalidRequest
-from json_steps import dumps_in_steps
+from json_steps import dumps_in_steps, keep
 from mending.thinking import set_reasoning
 from values import dumps
 
@@ -214,7 +214,7 @@ def written(payload, images=()):
              between the bytes; changed in place
     """
     try:
-        parts = dumps_in_steps(payload)
+        parts = dumps_in_steps(keep(payload))
     except RecursionError:  # orjson reads deeper than it writes
         raise too_deep() from None
     if not images:

@@ -10,7 +10,7 @@ from values import loads
 LIMIT = 1 << 53  # from here on JSON's numbers are not exact
 PIECE = 10_000  # values
 # Of a body: a million token ids beside thousands of tools and messages.
-MOST = json_steps.Most(values=1_500_000, holders=500_000)
+MOST = json_steps.Most(values=1_500_000, holders=300_000)
 # Fields of all APIs and engines that hold a whole number. Clients in languages that know one type
 # of numbers write 50.0.
 WHOLE = {
@@ -141,7 +141,7 @@ def mended(arguments):
 def read_arguments(data):
     """The value that a call's arguments (bytes) are. Raises ValueError, RecursionError,
     TooLarge."""
-    if len(data) <= json_steps.STEP:
+    if len(data) <= json_steps.SHORT:
         return loads(data)
     try:
         return json_steps.loads(data, MOST)

@@ -98,10 +98,9 @@ class Front:
 
 def serve(call, dialect):
     """(headers, body) of the response: the body is an iterable of bytes. Raises Refusal."""
-    text = call.body.read(call.key.id)
+    call.body.read(call.key.id)
     call.attend()
-    ask = reading.read(call, dialect, text)
-    del text  # it may be large, and the answer take minutes
+    ask = reading.read(call, dialect)
     if ask.stream is not None:
         events = relay(call, ask)
         first = next(events)  # a Refusal here is still an HTTP status

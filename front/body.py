@@ -135,6 +135,7 @@ class Body:
     lent      a thread works on it
     let_go    it counts no more as soon as none does
     abridged  large_json.Abridged of a large one, or None
+    first     the bytes of another one, once they have come
     pending   not all of it was read yet
     """
 
@@ -150,7 +151,7 @@ class Body:
         self.coding = environ.get("HTTP_TRANSFER_ENCODING", "").strip().lower()
         self.chunked = "chunked" in self.coding
         self.length = int(environ.get("CONTENT_LENGTH") or 0)
-        self.abridged = None
+        self.abridged = self.first = None
         self.pending = self.chunked or self.length > 0
         self.begun = False
         if self.chunked:
@@ -162,10 +163,7 @@ class Body:
         return self.pending and (self.begun or self.chunked or self.length > SMALL)
 
     def read(self, key):
-        """Its text, on the account of a key (its id); a large one's is abridged, see `restore`.
-
-        Raises Refusal, ClientGone.
-        """
+        """Take it in, on the account of a key (its id). Raises Refusal, ClientGone."""
         self.key = key
         if self.encoding not in ("", "identity"):
             raise UnsupportedEncoding(
@@ -196,8 +194,15 @@ class Body:
         self.pending = False
         if size < self.length:
             raise ClientGone
+        if not self.abridged:
+            self.first = first
+
+    def text(self):
+        """What it says, once; a large one's is abridged, see `restore`. Raises InvalidRequest."""
         if self.abridged:
             return self.abridged.text()
+        first = self.first
+        self.first = None
         return first
 
     def step(self, size):

@@ -15,22 +15,24 @@ import codecs
 import re
 from math import isqrt
 
-import orjson
-
 from errors import InvalidRequest, TooLarge
 
 LONG = 1 << 14  # bytes from which a string is taken out
 PIECE = 1 << 18  # bytes of one that are escaped in one go
 HEAD = 1 << 10  # bytes of it that stay: what is told, cut or measured by its beginning
 MOST = 32 << 20  # bytes of an abridged text: no context is as long
-MOST_STRINGS = 1_500_000  # in it, names included
-MOST_STAYING = 8 << 20  # bytes of a string that stays whole
+MOST_STRINGS = 600_000  # in it, names included
+MOST_STAYING = 4 << 20  # bytes of a string that stays whole
 # What stands before a string whose inside the dialects read: it stays whole.
 STAYS = re.compile(rb'"(?:arguments|encrypted_content)"\s*:\s*$')
-# The rest of a string, with its closing quote.
-CLOSE = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.S)
-# Half of a character, in UTF-16's way; its other half must follow.
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+# What may stand in a string: no half of a character, in UTF-16's way, without its other half.
+ESCAPE = (
+    rb'\\(?:["\\/bfnrt]|u(?:(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
+    rb"|[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))"
+)
+INSIDE = re.compile(rb'(?:[^"\\]++|%b)*+' % ESCAPE)
+ONE_INSIDE = re.compile(rb'[^"\\]|%b' % ESCAPE)
+LONGEST_ESCAPE = 12  # bytes: both halves of a character
 BACKSLASH = ord("\\")
 FENCE = b"\\u0001"  # a control character, which stays an escape in any JSON
 
@@ -97,7 +99,6 @@ class Abridged:
                 else:
                     self.at = self.begin = quote + 1
             elif not self.close():
-                self.at = end - half_escape(self.whole[self.at :])
                 return
 
     def check(self, data, final=False):
@@ -110,21 +111,19 @@ class Abridged:
                 raise InvalidRequest("the body is not valid JSON: it is no UTF-8") from None
 
     def close(self):
-        """Go to the end of the string that is open. Returns whether it has come."""
-        quote = self.whole.find(b'"', self.at)
-        if quote >= 0 and self.whole.find(b"\\", self.at, quote) >= 0:
-            # Not an image: the quote may be an escaped one.
-            closed = CLOSE.match(self.whole, self.at)
-            if not closed:
-                return False
-            quote = closed.end() - 1
-        if quote < 0:
+        """Go to the end of the string that is open. Returns whether it has come. Raises
+        InvalidRequest where what stands in it is no text."""
+        quote = INSIDE.match(self.whole, self.at).end()
+        left = len(self.whole) - quote
+        if not left or self.whole[quote] == BACKSLASH and left < LONGEST_ESCAPE:
+            self.at = quote
             return False
+        if self.whole[quote] == BACKSLASH:
+            raise InvalidRequest("the body is not valid JSON: an escape in a string is none")
         if quote - self.begin > LONG:
             before = max(0, self.begin - 40)
-            if not STAYS.search(self.whole, before, self.begin - 1):
-                self.cut(quote)
-            elif quote - self.begin > MOST_STAYING:
+            stays = STAYS.search(self.whole, before, self.begin - 1) or not self.cut(quote)
+            if stays and quote - self.begin > MOST_STAYING:
                 raise TooLarge(
                     "the arguments of a tool call, or what is encrypted in one item, are over "
                     f"{MOST_STAYING >> 20} MB"
@@ -135,21 +134,15 @@ class Abridged:
 
     def cut(self, end):
         """Take out the string that ends here, but for its head, which must not end inside an escape
-        or a character."""
-        for begin in range(self.begin + HEAD, self.begin + 2 * HEAD):
-            inside_character = self.whole[begin] & 0xC0 == 0x80
-            if inside_character or b"\\" in self.whole[begin - 6 : begin]:
-                continue
-            # One with half a character stays in the text, for the parser to complain of.
-            if not self.halves(begin, end) or is_text(self.whole[begin:end]):
-                self.cuts.append((begin, end))
-                self.out += end - begin
-            return
-
-    def halves(self, begin, end):
-        """Whether there are escapes for halves of characters."""
-        # An image has no escape at all, which is found out seven times as fast.
-        return self.whole.find(b"\\", begin, end) >= 0 and SURROGATE.search(self.whole, begin, end)
+        or a character, nor in a backslash. Returns whether that could be."""
+        begin = INSIDE.match(self.whole, self.begin, self.begin + HEAD).end()
+        while self.whole[begin] & 0xC0 == 0x80 or self.whole[begin - 1] == BACKSLASH:
+            begin = ONE_INSIDE.match(self.whole, begin).end()
+            if begin > self.begin + 2 * HEAD:
+                return False
+        self.cuts.append((begin, end))
+        self.out += end - begin
+        return True
 
     def text(self):
         """The abridged text, as bytes. Raises InvalidRequest where the bytes end in the middle of a
@@ -211,17 +204,3 @@ def escaped_piece(string, slashes):
 
 def too_much():
     return InvalidRequest(f"the body holds over {MOST >> 20} MB beside its long texts and images")
-
-
-def is_text(string):
-    """Whether bytes are the inside of a JSON string."""
-    try:
-        return bool(orjson.loads(b'"' + string + b'"'))
-    except orjson.JSONDecodeError:
-        return False
-
-
-def half_escape(rest):
-    """1 if the rest of an open string ends inside an escape: in an odd number of backslashes. Else
-    0."""
-    return (len(rest) - len(rest.rstrip(b"\\"))) % 2

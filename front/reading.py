@@ -10,6 +10,7 @@ from functools import cache
 from gevent.monkey import get_original
 from gevent.threadpool import ThreadPool
 
+import json_steps
 from errors import InvalidRequest, Refusal
 from loop import Shares
 
@@ -24,25 +25,29 @@ logger = logging.getLogger("sparks")
 readings = Shares(each=1, most=THREADS)  # the owner is a key
 
 
-def read(call, dialect, text):
-    """The Ask that a body's text stands for, with all that was taken out of it. Raises Refusal."""
+def read(call, dialect):
+    """The Ask that a body stands for, with all that was taken out of it. Raises Refusal."""
     fleet = call.gateway.fleet.seen_by(call.key)
-    if is_small(text):
-        ask = made(call, dialect, text, fleet)
+    if is_small(call.body.first):
+        ask = made(call, dialect, fleet)
     else:
-        ask = read_in_thread(call, dialect, text, fleet)
+        ask = read_in_thread(call, dialect, fleet)
     for remark in ask.remarks:
         logger.info(remark)
     return ask
 
 
 def is_small(text):
+    """Whether a text takes a few milliseconds at most. Of a large one there is only an abridged
+    one."""
+    if not text:
+        return text is not None
     return len(text) <= FEW or len(text) <= LARGE and sum(map(text.count, MARKS)) <= MANY
 
 
-def made(call, dialect, text, fleet):
+def made(call, dialect, fleet):
     """The Ask, with the long strings in their places."""
-    ask = dialect.read(text, fleet)
+    ask = dialect.read(call.body.text(), fleet)
     ask.body = call.body.restore(ask.body)
     ask.count = ask.count and call.body.restore(ask.count)
     if ask.echo:
@@ -73,7 +78,7 @@ def pool():
     return ThreadPool(THREADS)
 
 
-def read_in_thread(call, dialect, text, fleet):
+def read_in_thread(call, dialect, fleet):
     """The same, made in a thread. A key has one there at a time. Where the client leaves, the
     thread goes on, and keeps the place and the body for so long."""
     readings.acquire(call.key.id)
@@ -84,7 +89,7 @@ def read_in_thread(call, dialect, text, fleet):
         call.body.give_back()
 
     try:
-        found = pool().spawn(attempt, call, dialect, text, fleet)
+        found = pool().spawn(attempt, call, dialect, fleet)
     except BaseException:
         back()
         raise
@@ -95,19 +100,23 @@ def read_in_thread(call, dialect, text, fleet):
     return result
 
 
-def attempt(call, dialect, text, fleet):
+def attempt(call, dialect, fleet):
     """The Ask, or the exception. What was read is let go of here: that takes its time too."""
     collector.pause()
+    values = []
+    json_steps.kept.set(values)
     try:
-        ask = made(call, dialect, text, fleet)
+        ask = made(call, dialect, fleet)
         call.measure(ask)
         return ask
     except Refusal as refusal:
+        refusal.__context__ = None  # its frames hold what was read
         return refusal.with_traceback(None)
     except Exception as error:  # a fault of ours: the log shows where
         traceback.clear_frames(error.__traceback__)
         return error
     finally:
+        json_steps.let_go(values)
         collector.resume()
 
 

@@ -144,7 +144,7 @@ ARROWS = {
     "call": {"loop", "pump", "watch", "engines", "admission", "store", "stream", "values", "counting"},
     "dialects": {"stream", "mending", "values", "json_steps", "reasoning", "engines.kinds"},
     "pages": {"reasoning", "front.routes"},
-    "front": {"call", "dialects", "pages", "store", "values", "loop", "tcp"},
+    "front": {"call", "dialects", "pages", "store", "values", "json_steps", "loop", "tcp"},
     "sparks": {"front", "engines", "engines.local", "store", "call", "keys", "admission", "log", "metrics", "monitor"},
 }
 FREE = {"errors", "settings"}
