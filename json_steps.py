@@ -226,7 +226,7 @@ class Reader:
         """A text or a number."""
         self.add(1, 0)
         try:
-            if len(self.open) == 1:
+            if len(self.open) == 1 and isinstance(self.root, dict):
                 return exact(b'{"":%b}' % text)[""]
             return orjson.loads(text)
         except orjson.JSONDecodeError as error:
