@@ -1,9 +1,10 @@
 """A client's request as its dialect reads it: a small one at once, a large one in a thread, where
-Python lets the event loop run every few milliseconds. See json_steps.py for what is one long call.
+Python lets the event loop run whenever that has to. See json_steps.py for what is one long call.
 """
 
 import gc
 import logging
+import sys
 import traceback
 from functools import cache
 
@@ -16,6 +17,7 @@ from loop import Shares
 
 MOST_ECHO = 8 << 20  # bytes of a request that its answer repeats: no context is as long
 THREADS = 2
+SWITCH = 0.0005  # seconds that a thread may keep Python's lock from another
 LARGE = 1 << 17  # bytes of a text that is not read at once, whatever is in it
 MANY = 1500  # values that are not read at once: the costliest take ten microseconds each
 FEW = 1 << 12  # bytes in which there are never so many
@@ -75,6 +77,8 @@ def whole_echo(parts):
 
 @cache
 def pool():
+    # The event loop lets go of Python's lock with each call to the system, and asks for it back.
+    sys.setswitchinterval(SWITCH)
     return ThreadPool(THREADS)
 
 

@@ -660,6 +660,9 @@ LARGE = {
                                        "tools": [TOOL] * 2000}, None),
     "allowed tools": ("/v1/responses", {"input": "a", "tools": [{"type": "function", "name": f"n{n}"} for n in range(8000)], "tool_choice": {
         "type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": f"n{n}"} for n in range(8000)]}}, None),
+    "many parts": (None, next(of_many((b'"a"', 290_000))), None),
+    "encrypted": ("/v1/responses", {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "A" * 4_000_000},
+                                              {"role": "user", "content": "a"}]}, None),
     "emoji": (None, {"messages": [{"role": "user", "content": "😀" * 2_000_000}]}, None),
 }
 
@@ -686,6 +689,19 @@ def test_a_body_of_a_million_values_does_not_hold_the_loop(shared, path, body, t
         stop.set()
         thread.join(10)
     assert max(gaps) < 1
+
+
+def test_a_client_leaves_while_its_body_is_read(gateway):
+    """Its thread ends what it does, and until then place and body count; then both are free again."""
+    front = gateway(max_body="1 MB", max_bodies="1 MB")
+    body = b'{"messages":[{"role":"user","content":[' + b'"a",' * 60_000 + b'"a"]}]}'
+    other = front.client(front.add_key("other"), timeout=30)
+    for _ in range(2):
+        with front.client().open() as connection:
+            head(connection, content_length=len(body))
+            connection.send(body)
+    assert other.post(CHAT, body).status == 200
+    wait_until(lambda: [front.client(timeout=30).post(CHAT, body).status for _ in range(2)] == [200] * 2, 20)
 
 
 # ---- clients that leave
