@@ -97,7 +97,7 @@ CASES = {**DIALECTS, "count_tokens": (count, DIALECTS["messages"][1])}
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch):
     for name, size in {"SHORT": 0, "LONG": 0, "STEP": 2048, "LIGHT": 2048}.items():
-        monkeypatch.setattr(json_steps, name, size * SIZE)
+        monkeypatch.setattr(json_steps, name, size)
 
 
 @pytest.mark.parametrize("name", CASES)
