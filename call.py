@@ -14,7 +14,7 @@ from gevent import get_hub, getcurrent, sleep, spawn
 from gevent.event import Event
 
 import pump
-from counting import Tally
+from counting import Tally, length_of_request
 from engines import images
 from engines.failures import from_engine
 from engines.http1 import Silent
@@ -191,6 +191,13 @@ class Call:
         if self.open:
             self.body.add(size)
 
+    def measure(self, ask):
+        """Measure a large request beforehand, in a thread. Its images are still to come."""
+        parts = ask.body or ask.count
+        ask.measured = length_of_request(
+            [b"data:" if isinstance(part, str) else part for part in parts]
+        )
+
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
         self.entered = monotonic()
@@ -238,7 +245,8 @@ class Call:
         """The engine's Answer, still to come. Raises Refusal."""
         model = self.ask.model
         meter = self.gateway.fleet.meter(model)
-        self.tally = Tally(meter, self.ask.body, model.context, self.ask.most)
+        ask = self.ask
+        self.tally = Tally(meter, ask.body, model.context, ask.most, ask.measured)
         self.answer = self.gateway.fleet.send(self.ask, self.id)
         self.ask.body = None
         self.body.abridged = None

@@ -20,6 +20,7 @@ MOST_TOKENS = 1 << 40  # of one request; more is no figure, and would break the 
 MOST_LEARNED = 1 << 24  # where a model has not said how long its context is
 IMAGE = b'"url":"data:'  # in a request to an engine; inside of a text its quotes would be escaped
 LOOKED_AT = 4 << 20  # bytes of a part of a body: a longer one is an image, or too long anyway
+BATCH = 1 << 20  # bytes that are looked at in one go, about
 HEAD = 64  # bytes of such a part that say which
 SAMPLE = 1 << 14  # bytes of a text that stand for all of it
 DIGITS = b"0123456789"
@@ -107,10 +108,13 @@ class Tally:
     said      the Length of a plain answer, once it has come; else None
     """
 
-    def __init__(self, meter, parts, context=None, most=None):
-        """`parts`: the request as its engine gets it, a list of bytes."""
+    def __init__(self, meter, parts, context=None, most=None, measured=None):
+        """
+        parts     the request as its engine gets it, a list of bytes
+        measured  what `length_of_request` says of it, where that is known
+        """
         self.meter = meter
-        self.length, self.images = length_of_request(parts)
+        self.length, self.images = measured or length_of_request(parts)
         self.context = context
         self.most = most
         self.counted = None
@@ -241,7 +245,28 @@ def length_of(text):
 def length_of_request(parts):
     """(its Length without its images, how many these are) of a request to an engine, a list of
     bytes or of what is like them."""
-    text = b"".join(shortened(parts))
+    found = [length_of_text(text) for text in batches(parts)]
+    size = sum(length.size for length, _ in found)
+    mix = sum(length.size * length.mix for length, _ in found) / max(size, 1)
+    return Length(size, mix), sum(images for _, images in found)
+
+
+def batches(parts):
+    """Parts of a request put together, so many at a time, none of them ending inside an image."""
+    batch = []
+    size = 0
+    for part in shortened(parts):
+        batch.append(part)
+        size += len(part)
+        if size > BATCH and b'"' in bytes(part).rpartition(IMAGE)[2]:
+            yield b"".join(batch)
+            batch = []
+            size = 0
+    yield b"".join(batch)
+
+
+def length_of_text(text):
+    """The same of a part of the request (bytes)."""
     kept = []
     at = 0
     begin = text.find(IMAGE)

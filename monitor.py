@@ -143,8 +143,10 @@ class Moment:
 
 def others_places(ident):
     """What all threads but that one and the monitor's execute."""
-    found = sys._current_frames().items()
-    return "; ".join(place(frame) for one, frame in found if one not in (ident, get_ident()))
+    frames = sys._current_frames()
+    del frames[get_ident()]  # in a circle with itself it would keep all of them, and what they know
+    frames.pop(ident, None)
+    return "; ".join([place(frame) for frame in frames.values()])
 
 
 def place(frame):

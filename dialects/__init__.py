@@ -50,6 +50,8 @@ class Ask:
     echo     what the answer repeats of the request, as a list of bytes
     left_out history.Ignored: what was left out of the client's request; None: nothing can be
     oddities what is odd about a plain answer, words of stream.py; a stream has its own
+    remarks  what the log says of it: never the client's words
+    measured counting.length_of_request of a large one, or None
     own_figures
              what stands in for the figures that a plain answer's engine does not give, in the same
              names; a stream has its own
@@ -66,6 +68,8 @@ class Ask:
     echo: list = field(default_factory=list)
     left_out: Any = None
     oddities: set = field(default_factory=set)
+    remarks: list = field(default_factory=list)
+    measured: tuple | None = None
     own_figures: dict = field(default_factory=dict)
 
     @property

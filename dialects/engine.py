@@ -8,6 +8,7 @@ import reasoning
 from dialects import Ask, Earlier, sampling
 from dialects.read import too_deep
 from errors import InvalidRequest
+from json_steps import dumps_in_steps, keep
 from mending.thinking import set_reasoning
 from values import dumps
 
@@ -213,16 +214,17 @@ def written(payload, images=()):
              between the bytes; changed in place
     """
     try:
-        text = dumps(payload)
+        parts = dumps_in_steps(keep(payload))
     except RecursionError:  # orjson reads deeper than it writes
         raise too_deep() from None
     if not images:
-        return [text]
+        return parts
     urls = [image["image_url"]["url"] for image in images]
+    text = b"".join(parts)
     mark = "image:" + hashlib.sha256(text).hexdigest()  # a text can't hold a hash of itself
     for image in images:
         image["image_url"]["url"] = mark
-    first, *rest = dumps(payload).split(mark.encode())
+    first, *rest = b"".join(dumps_in_steps(payload)).split(mark.encode())
     body = [first]
     for image, url, piece in zip(images, urls, rest, strict=True):
         if isinstance(url, Earlier):  # all of the part goes with it

@@ -1,15 +1,16 @@
 """How a client's body is read, whatever its API: JSON, fields and their types."""
 
-import gc
-import json
 from contextlib import suppress
 
-import orjson
-
-from errors import InvalidRequest
-from values import dumps, loads
+import json_steps
+from errors import InvalidRequest, TooLarge
+from json_steps import dumps_in_steps
+from values import loads
 
 LIMIT = 1 << 53  # from here on JSON's numbers are not exact
+PIECE = 10_000  # values
+# Of a body: a million token ids beside thousands of tools and messages.
+MOST = json_steps.Most(values=1_500_000, holders=300_000)
 # Fields of all APIs and engines that hold a whole number. Clients in languages that know one type
 # of numbers write 50.0.
 WHOLE = {
@@ -40,17 +41,14 @@ WHOLE = {
 def parse(body):
     """The JSON object (a dict) of a body (bytes). Raises InvalidRequest, also for NaN, lone
     surrogates, bad UTF-8 and endless nesting."""
-    gc.disable()  # it would walk through millions of new objects, again and again
     try:
-        payload = orjson.loads(body)
-        if isinstance(payload, dict) and any(map(is_large_float, payload.values())):
-            payload = json.loads(body)
-    except orjson.JSONDecodeError as error:
+        payload = json_steps.loads(body, MOST)
+    except json_steps.TooMany as error:
+        raise InvalidRequest(f"the body holds over {error}") from None
+    except ValueError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:  # json's depth is less than orjson's
         raise too_deep() from None
-    finally:
-        gc.enable()
     if not isinstance(payload, dict):
         raise InvalidRequest("the body must be a JSON object")
     for name, value in payload.items():
@@ -68,20 +66,21 @@ def whole(value):
 
 def whole_ids(given):
     """Token ids, a list or a list of lists, in which floats may stand for whole numbers."""
-    if list in set(map(type, given)):
+    if holds(given, list):
         return [whole_numbers(one) if isinstance(one, list) else one for one in given]
     return whole_numbers(given)
 
 
 def whole_numbers(values):
-    if float in set(map(type, values)):
+    if holds(values, float):
         return [whole(value) for value in values]
     return values
 
 
-def is_large_float(value):
-    """Whether a value may be a whole number, such as a large seed, of which orjson made a float."""
-    return isinstance(value, float) and abs(value) >= 1 << 63
+def holds(values, kind):
+    """Whether a list holds something of that type. A million values are not looked at in one go."""
+    pieces = (values[at : at + PIECE] for at in range(0, len(values), PIECE))
+    return any(kind in set(map(type, piece)) for piece in pieces)
 
 
 def too_deep():
@@ -125,15 +124,31 @@ def mended(arguments):
     chat templates insist on one. What is no object goes into one, as {"input": …}. Raises
     RecursionError where they are no text, and nested too deeply."""
     if isinstance(arguments, dict):
-        return dumps(arguments).decode()
+        return as_text(arguments)
     if arguments is None or isinstance(arguments, str) and not arguments.strip():
         return "{}"
     value = arguments
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):
-            value = loads(arguments.encode())
+            value = read_arguments(arguments.encode())
         if isinstance(value, dict):
             return arguments
         with suppress(RecursionError):  # it is read deeper than it is written
-            return dumps({"input": value}).decode()
-    return dumps({"input": arguments}).decode()
+            return as_text({"input": value})
+    return as_text({"input": arguments})
+
+
+def read_arguments(data):
+    """The value that a call's arguments (bytes) are. Raises ValueError, RecursionError,
+    TooLarge."""
+    if len(data) <= json_steps.SHORT:
+        return loads(data)
+    try:
+        return json_steps.loads(data, MOST)
+    except json_steps.TooMany as error:
+        raise TooLarge(f"the arguments of a tool call hold over {error}") from None
+
+
+def as_text(value):
+    """A value as JSON. Raises RecursionError."""
+    return b"".join(dumps_in_steps(value)).decode()

@@ -413,7 +413,7 @@ class Fleet:
 
     def estimate(self, ask):
         """The same without asking the engine."""
-        length, _ = length_of_request(ask.count or ())
+        length, _ = ask.measured or length_of_request(ask.count or ())
         return self.meter(ask.model).prompts.estimate(length) + ask.unseen * IMAGE_TOKENS
 
     def meter(self, model):

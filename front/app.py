@@ -13,14 +13,13 @@ from werkzeug.wsgi import ClosingIterator
 
 from call import Call, answer_whole, as_refusal, count_prompt, relay
 from dialects.responses import Responses
-from errors import InvalidRequest
+from front import reading
 from front.body import Body
 from front.edge import check_edge, check_key, response_headers
 from front.routes import ROUTES
 from front.views import small_app
 
 PIECE = 1 << 16  # bytes of a plain answer in one write
-MOST_ECHO = 8 << 20  # bytes of a request that its answer repeats: no context is as long
 JSON = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
 STREAM_HEADERS = [
     ("Content-Type", "text/event-stream; charset=utf-8"),
@@ -99,14 +98,9 @@ class Front:
 
 def serve(call, dialect):
     """(headers, body) of the response: the body is an iterable of bytes. Raises Refusal."""
-    text = call.body.read(call.key.id)
+    call.body.read(call.key.id)
     call.attend()
-    ask = dialect.read(text, call.gateway.fleet.seen_by(call.key))
-    ask.body = call.body.restore(ask.body)
-    ask.count = ask.count and call.body.restore(ask.count)
-    if ask.echo:
-        ask.echo[:] = [whole_echo(call.body.restore(ask.echo))]
-    del text  # it may be large, and the answer take minutes
+    ask = reading.read(call, dialect)
     if ask.stream is not None:
         events = relay(call, ask)
         first = next(events)  # a Refusal here is still an HTTP status
@@ -123,21 +117,6 @@ def ignored_header(ask):
     """What was left out of a request is said here: nothing is dropped in silence. `ask`: None for
     one that was never read."""
     return [("x-sparks-ignored", ask.ignored)] if ask and ask.ignored else []
-
-
-def whole_echo(parts):
-    """What an answer repeats of its request, as bytes. Raises InvalidRequest.
-
-    A stream repeats it three times, and with each sign of life, so there may be less of it than of
-    a body.
-    """
-    if sum(map(len, parts)) > MOST_ECHO:
-        raise InvalidRequest(
-            f"instructions, tools and text.format hold over {MOST_ECHO >> 20} MB together, "
-            "and each answer repeats them; send long texts in `input`",
-            "instructions",
-        )
-    return b"".join(parts)
 
 
 def pieces(body):

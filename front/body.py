@@ -196,7 +196,10 @@ class Body:
 
     most      bytes that it may have
     held      bytes that it has on the account of `bodies`
+    lent      a thread works on it
+    let_go    it counts no more as soon as none does
     abridged  large_json.Abridged of a large one, or None
+    first     the bytes of another one, once they have come
     pending   not all of it was read yet
     """
 
@@ -207,11 +210,12 @@ class Body:
         self.bodies = bodies
         self.most = most
         self.held = 0
+        self.lent = self.let_go = False
         self.encoding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
         self.coding = environ.get("HTTP_TRANSFER_ENCODING", "").strip().lower()
         self.chunked = "chunked" in self.coding
         self.length = int(environ.get("CONTENT_LENGTH") or 0)
-        self.abridged = None
+        self.abridged = self.first = None
         self.pending = self.chunked or self.length > 0
         self.begun = False
         self.gives_way = False  # to others, see Bodies
@@ -223,20 +227,16 @@ class Body:
         return self.pending and (self.begun or self.chunked or self.length > SMALL)
 
     def read(self, key):
-        """Its text, on the account of a key (its id); a large one's is abridged, see `restore`.
-
-        Raises Refusal, ClientGone.
-        """
+        """Take it in, on the account of a key (its id). Raises Refusal, ClientGone."""
         self.key = key
         self.check()
         self.begun = True
         self.bodies.coming[self] = None
         try:
-            text = self.take_in()
+            self.take_in()
         finally:
             del self.bodies.coming[self]
         self.pending = False
-        return text
 
     def check(self):
         """Raises Refusal for what need not be read."""
@@ -270,9 +270,17 @@ class Body:
         if size < self.length:
             raise ClientGone
         if self.abridged is None:
-            return text
-        self.abridge(text)
-        return self.abridged.text()
+            self.first = text
+        else:
+            self.abridge(text)
+
+    def text(self):
+        """What it says, once; a large one's is abridged, see `restore`. Raises InvalidRequest."""
+        if self.abridged:
+            return self.abridged.text()
+        first = self.first
+        self.first = None
+        return first
 
     @contextmanager
     def watched(self):
@@ -347,8 +355,18 @@ class Body:
             raise self.too_large()
         self.hold(size)
 
+    def lend(self):
+        """A thread works on it: until `give_back` it counts, whatever becomes of the request."""
+        self.lent = True
+
+    def give_back(self):
+        self.lent = False
+        if self.let_go:
+            self.release()
+
     def release(self):
-        if self.held:
+        self.let_go = True
+        if self.held and not self.lent:
             self.bodies.release(self.key, self.held)
             self.held = 0
 

@@ -12,7 +12,7 @@ import reasoning
 from dialects.chat import collected
 from dialects.engine import engine_chat, with_count
 from dialects.history import Ignored, Past
-from dialects.messages.conversation import read_conversation
+from dialects.messages.conversation import broken_inputs, read_conversation
 from dialects.messages.errors import invalid, refusal
 from dialects.messages.events import MessageStream
 from dialects.messages.message import NULLS, content_blocks, message_id, stop_of
@@ -59,6 +59,8 @@ def read(body, fleet):
         ask = engine_chat(payload, fleet, lambda names, model: MessageStream(model_name, thinks))
         with_count(ask, payload)
     ask.left_out = ignored
+    if broken := broken_inputs(request["messages"]):
+        ask.remarks.append(f"{broken} tool calls in a history had no object for an input")
     return ask
 
 

@@ -11,7 +11,6 @@
 Source: Anthropic's reference of POST /v1/messages, `messages` and `system`.
 """
 
-import logging
 import re
 
 from dialects.engine import as_earlier, fault_of_image
@@ -23,7 +22,6 @@ from dialects.read import mended
 from errors import InvalidRequest
 from values import as_dict, as_list
 
-logger = logging.getLogger("sparks")
 # The effort tables (reasoning.TABLES) whose templates take a system message anywhere.
 LATE_SYSTEM = ("glm", "no-switch", "deepseek")
 # A client's line that differs in each request. \x01: where a large body's text is left out.
@@ -69,7 +67,6 @@ def read_conversation(system, messages, effort, past):
         asked += made if number >= answered else ()
     if blocks.unread and not any(message["content"] for message in asked):
         raise blocks.unread  # nothing else is asked
-    log_broken_inputs(messages)
     return out
 
 
@@ -89,15 +86,11 @@ def holds_result(message):
     return any(as_dict(block).get("type") == "tool_result" for block in blocks)
 
 
-def log_broken_inputs(messages):
-    broken = 0
-    for message in messages:
-        for block in map(as_dict, as_list(as_dict(message).get("content"))):
-            broken += block.get("type") == "tool_use" and not isinstance(block.get("input"), dict)
-    if broken:
-        logger.info(
-            "%d tool calls in a history had no object for an input, and were mended", broken
-        )
+def broken_inputs(messages):
+    """How many tool calls of a history, which has been read, had no object for an input."""
+    blocks = (block for message in messages for block in as_list(as_dict(message).get("content")))
+    calls = (block for block in map(as_dict, blocks) if block.get("type") == "tool_use")
+    return sum(not isinstance(call.get("input"), dict) for call in calls)
 
 
 def read_system(system, past):

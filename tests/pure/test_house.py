@@ -13,7 +13,7 @@ WIDTH, LINES, SHORT = 100, 45, 10                   # columns; lines of a functi
 CONDITIONALS, TUPLES = 2, 1                         # at most, for each 100 lines of code
 
 PRODUCT_NOT = ("tests", "bench", "node_modules", "build", "dist")
-PURE_FILES = ["stream.py", "admission.py", "counting.py", "reasoning.py", "errors.py", "values.py", "mending/*.py", "dialects/**/*.py"]
+PURE_FILES = ["stream.py", "admission.py", "counting.py", "reasoning.py", "errors.py", "values.py", "json_steps.py", "mending/*.py", "dialects/**/*.py"]
 ACTS = {"gevent", "socket", "ssl", "select", "selectors", "time", "threading", "subprocess", "asyncio", "requests",
         "urllib3", "random", "secrets"}
 HEAVY = {"gevent", "requests", "urllib3", "gunicorn", "flask", "peewee"}
@@ -125,6 +125,7 @@ ARROWS = {
     "settings": {"reasoning"},
     "reasoning": set(),
     "values": set(),
+    "json_steps": {"values"},
     "mending": {"values", "engines.kinds"},
     "stream": {"mending", "values", "engines.kinds", "engines.failures"},
     "admission": set(),
@@ -141,9 +142,9 @@ ARROWS = {
     "engines.local": {"engines"},
     "keys": {"store", "admission", "reasoning", "log"},
     "call": {"loop", "pump", "watch", "engines", "admission", "store", "stream", "values", "counting"},
-    "dialects": {"stream", "mending", "values", "reasoning", "engines.kinds"},
+    "dialects": {"stream", "mending", "values", "json_steps", "reasoning", "engines.kinds"},
     "pages": {"reasoning", "front.routes"},
-    "front": {"call", "dialects", "pages", "store", "values", "loop", "tcp", "log"},
+    "front": {"call", "dialects", "pages", "store", "values", "json_steps", "loop", "tcp", "log"},
     "sparks": {"front", "engines", "engines.local", "store", "call", "keys", "admission", "log", "metrics", "monitor"},
 }
 FREE = {"errors", "settings"}

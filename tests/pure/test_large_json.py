@@ -125,8 +125,10 @@ def test_bad_utf8_is_seen_in_what_is_taken_out(end):
     however_cut(b'{"a":"' + b"x" * 20_000 + end, refused)
 
 
-def test_lone_surrogates_stay_for_the_parser():
-    body = b'{"a":"' + b"x" * 20_000 + b'\\ud83d"}'
+def test_lone_surrogates_are_no_text():
+    with pytest.raises(InvalidRequest, match="escape"):
+        fed(b'{"a":"' + b"x" * 20_000 + b'\\ud83d"}' + b" " * 9).text()
+    body = b'{"a":"' + b"x" * 20_000 + b'\\ud83d"}'  # more may come
     assert fed(body).text() == body
     pair = b'{"a":"' + b"x" * 20_000 + b'\\ud83d\\ude00"}'
     assert len(fed(pair).text()) < HEAD + 60
@@ -153,8 +155,8 @@ def test_what_is_told_by_its_beginning():
 
 
 def test_too_many_values_and_too_much_text():
-    with pytest.raises(InvalidRequest, match="objects and lists"):
-        fed(b"[" + b"[]," * 1_000_001 + b"1]").text()
+    with pytest.raises(InvalidRequest, match="600,000 texts"):
+        fed(b"[" + b'"\\n",' * 600_001)
     with pytest.raises(InvalidRequest, match="MB beside"):
         fed(b'["' + b'","'.join([b"x" * 16_000] * 2200) + b'"]').text()
 
@@ -162,7 +164,7 @@ def test_too_many_values_and_too_much_text():
 @pytest.mark.parametrize("strings", [b'"a",', b'"",', b'"role":"user","content":"Hello there",'])
 def test_short_strings_are_passed_over_quickly(strings):
     """Others wait while a piece is looked at, and while the text is gone through for the marks. One by one they cost twenty times that."""
-    body = b"[" + strings * ((2 << 20) // len(strings)) + b'"' + b"x" * 20_000 + b'"]'
+    body = b"[" + strings * ((1 << 20) // len(strings)) + b'"' + b"x" * 20_000 + b'"]'
     text = fed(body).text()
 
     def took(work):
