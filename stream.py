@@ -29,6 +29,7 @@ Source: the WHATWG's event stream grammar; OpenAI's chat completion chunks; what
 import re
 from types import NoneType
 
+import steps
 from engines.failures import from_engine
 from engines.kinds import GIVEN_UP
 from errors import UpstreamError, error_body
@@ -53,7 +54,8 @@ from values import as_id, dumps, is_utf8, loads, object_in, objects_in
 DONE = b"data: [DONE]\n\n"
 BOM = b"\xef\xbb\xbf"
 BYTES_A_TOKEN = 4  # of a call's arguments: engines give them in events of any length
-MAX_EVENT = 64 << 20  # bytes; an engine that sends more without a blank line is broken
+MAX_EVENT = 16 << 20  # bytes; an engine that sends more without a blank line is broken
+SLICE = 4096  # bytes of which the events are read in one go
 BLANK = re.compile(rb"(?: |\\[nrt])*+")  # white space, as the inside of a JSON string
 
 # ---- events
@@ -309,11 +311,16 @@ class ChatStream:
         chunks = [{**head, "choices": [self.chunk_of(choice)]} for choice in choices_of(completion)]
         if completion.get("usage"):
             chunks.append({**head, "choices": [], "usage": completion["usage"]})
-        return self.feed(b"".join(map(data_event, chunks)) + DONE)
+        written = []
+        for chunk in steps.paced(chunks):
+            if not self.over:
+                written.append(self.read_chunk(chunk, b""))
+        self.over = self.closing = True
+        return b"".join(written)
 
     def read_plain(self, completion):
         """Mend a plain completion in place. Raises UpstreamError where it is no answer."""
-        for choice in choices_of(completion):
+        for choice in steps.paced(choices_of(completion)):
             read_message(choice, completion.get("id"), self.names, self.oddities)
             self.choice_state(choice).leak.state = "content"  # what had leaked is taken out
 
@@ -393,7 +400,7 @@ class ChatStream:
 
     def from_template(self, event):
         """The client's event where only the text differs from the last one's, else None."""
-        if self.template is None:
+        if self.template is None or len(event) > steps.LARGE:
             return None
         event += b"\n\n"
         text = self.template.text(event)
@@ -406,6 +413,7 @@ class ChatStream:
         if not (
             self.single
             and self.held is None
+            and len(event) <= steps.LARGE
             and event.startswith(b"data: {")
             and b'"finish_reason":null' in event
             and (self.past_tags or b'"content":' not in event)
@@ -438,8 +446,9 @@ class ChatStream:
         if data.strip() == b"[DONE]":
             self.over = self.closing = True
             return b""
+        read = steps.read if len(data) > steps.LARGE else loads
         try:
-            chunk = loads(data)
+            chunk = read(data)
         except (ValueError, RecursionError):
             chunk = None
         if not isinstance(chunk, dict):
@@ -473,9 +482,11 @@ class ChatStream:
     def write_chunk(self, chunk, data, changed):
         """The client's bytes for a chunk that was read.
 
-        data      the engine's bytes of it
+        data      the engine's bytes of it, or b"" where there are none
         changed   whether the chunk is no longer what they say
         """
+        if not data or len(data) > steps.LARGE:
+            return b"data: %b\n\n" % steps.joined(chunk)
         if changed or b"\n" in data or not is_utf8(data):
             return data_event(chunk)
         return b"data: " + data + b"\n\n"
@@ -483,7 +494,8 @@ class ChatStream:
     # -- a chunk
 
     def read_chunk(self, chunk, data):
-        """The client's bytes for a chunk (a dict, changed in place), which came as `data`."""
+        """The client's bytes for a chunk (a dict, changed in place), which came as `data`, or as
+        b"" in another form."""
         choices = choices_of(chunk)
         usage = self.usage
         changed = self.take_usage(chunk, choices)
@@ -496,7 +508,9 @@ class ChatStream:
             changed = True
         if self.head is not None:
             changed = self.rename(chunk) or changed
-        mended = [self.mend_choice(choice, chunk) for choice in choices]
+        mended = []
+        for choice in steps.paced(choices):
+            mended.append(self.mend_choice(choice, chunk))
         if self.usage is not usage:  # it counts the chunk that it came with
             self.tokens_at_usage = self.tokens
         if self.fault:
@@ -639,8 +653,11 @@ class ChatStream:
         given = delta["tool_calls"]
         calls = state.tool_calls
         completion_id = as_id(chunk.get("id")) or "0"
-        pieces = [calls.take(piece, completion_id) for piece in objects_in(delta, "tool_calls")]
-        mended = [piece for piece in pieces if piece is not None]
+        mended = []
+        for piece in steps.paced(objects_in(delta, "tool_calls")):
+            taken = calls.take(piece, completion_id)
+            if taken is not None:
+                mended.append(taken)
         if calls.renamed and self.held is not None:
             self.held = (*self.held[:2], True)
         calls.renamed = False
@@ -780,7 +797,7 @@ class PieceStream(ChatStream):
         for choice in self.own_choices(chunk):
             for kind, value in pieces_of(choice):
                 if kind in TEXT_FIELDS:
-                    out.append(self.text(kind, dumps(value)[1:-1]))
+                    out.append(self.text(kind, quoted(value)))
                 else:
                     out.append(self.piece(kind, value))
         if isinstance(chunk.get("usage"), dict):
@@ -807,13 +824,20 @@ def length_of_calls(delta):
     return sum(len(text) for text in arguments if isinstance(text, str))
 
 
+def quoted(text):
+    """The inside of a text's JSON string."""
+    if len(text) > steps.LARGE:
+        return steps.joined(text)[1:-1]
+    return dumps(text)[1:-1]
+
+
 def pieces_of(choice):
     """What a mended choice of a chunk says, in order: (kind, value)."""
     delta = choice["delta"]
     for kind, name in TEXT_FIELDS.items():
         if isinstance(delta.get(name), str) and delta[name]:
             yield kind, delta[name]
-    for tool_call in objects_in(delta, "tool_calls"):
+    for tool_call in steps.paced(objects_in(delta, "tool_calls")):
         yield "tool", tool_call
     if choice.get("finish_reason"):
         yield "finish", choice
@@ -823,8 +847,17 @@ def pieces_of(choice):
 
 
 def chunks_of(events, stream):
-    """The chunks (dicts) in the bytes of a whole stream, as `stream` (a ChatStream) mends them.
-    Raises Refusal where they add up to no whole answer."""
-    written = stream.feed(events + b"\n\n")
+    """The chunks (dicts) in the bytes of a whole stream, one by one, as `stream` (a ChatStream)
+    mends them. Raises Refusal where they add up to no whole answer."""
+    for at in range(0, len(events), SLICE):
+        written = stream.feed(bytes(events[at : at + SLICE]))
+        yield from map(chunk_in, filter(None, written.split(b"\n\n")))
+    written = stream.feed(b"\n\n")
+    yield from map(chunk_in, filter(None, written.split(b"\n\n")))
     stream.end()
-    return [loads(data_of(event)) for event in written.split(b"\n\n") if event]
+
+
+def chunk_in(event):
+    """The chunk in an event."""
+    steps.pause()
+    return steps.read(data_of(event))

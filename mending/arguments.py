@@ -1,10 +1,11 @@
 """The arguments of a tool call as models write them: JSON, or nearly, that arrives in pieces."""
 
 import re
+from itertools import accumulate
 
 import orjson
 
-from values import loads
+import steps
 
 DEEPEST = 100  # brackets in each other; clients' parsers give up at some depth
 HEX = "[0-9a-fA-F]"
@@ -30,6 +31,9 @@ SCALAR = re.compile(
 NO_VALUE = dict.fromkeys(("NaN", "Infinity", "-Infinity"), "null")  # as JavaScript writes them
 SCALAR_BEGUN = re.compile(r"([-+.0-9a-zA-Z]{1,400})([ \t\n\r]*)\Z")
 CLOSERS = {"{": "}", "[": "]"}
+STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.S)
+NO_BRACKET = re.compile(r"[^{}\[\]]++")
+DEEPER = {"{": 1, "[": 1, "}": -1, "]": -1}
 # What stands before a token -> the marks that may follow, and whether a number or a word may.
 MAY_FOLLOW = {
     "nothing": ("{", False),
@@ -91,6 +95,7 @@ class ObjectText:
         out = []
         at = 0
         while at < len(text) and not (self.whole or self.broken):
+            steps.pause()
             read = self.string if self.in_string else self.token
             at, part = read(text, at)
             self.length += len(part)
@@ -160,12 +165,29 @@ class ObjectText:
 
 def is_object(text):
     """Whether a text is a JSON object as every client parses it."""
-    if text.count("{") + text.count("[") > DEEPEST:
+    if text.count("{") + text.count("[") > DEEPEST and depth_of(text) > DEEPEST:
         return False
+    if len(text) > steps.LARGE:
+        return is_large_object(text)
     try:
         return isinstance(orjson.loads(text.encode()), dict)
     except ValueError:
         return False
+
+
+def is_large_object(text):
+    """The same of a large text. What JSON doesn't have, such as NaN, is read there, and no client
+    would."""
+    try:
+        return isinstance(steps.read(text.encode(), strict=True), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def depth_of(text):
+    """How many brackets are inside each other in a JSON text."""
+    brackets = NO_BRACKET.sub("", STRING.sub("", text))
+    return max(accumulate(map(DEEPER.get, brackets)), default=0)
 
 
 def whole_values(text):
@@ -174,4 +196,4 @@ def whole_values(text):
     one.feed(text)
     length, brackets = one.values
     closers = [CLOSERS[bracket] for bracket in reversed(brackets)]
-    return loads((text[:length] + "".join(closers)).encode() or b"{}")
+    return steps.read((text[:length] + "".join(closers)).encode() or b"{}")

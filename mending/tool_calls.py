@@ -2,14 +2,17 @@
 
 import re
 
-from values import as_id, dumps, loads, object_in
+import steps
+from values import as_id, object_in
 
 # What is odd about a call, see mending/answer.py.
 NO_NAME = "call_without_name"
 SAME_ID = "calls_of_one_id"
 NO_OBJECT = "arguments_not_object"
 
-MARK = re.compile(r'"|\\.|\\\Z|[{}\[\]]', re.S)
+MARK = re.compile(r'["\\{}\[\]]')
+# The inside of a string, up to its end or to half an escape.
+INSIDE = re.compile(r'(?:[^"\\]++|\\.)*+', re.S)
 # The fields of a piece of a call, and of its function, that are read here; the others go on.
 CALL_FIELDS = ("index", "id", "type", "function")
 FUNCTION_FIELDS = ("name", "arguments")
@@ -21,7 +24,7 @@ def arguments_text(value):
         return ""
     if isinstance(value, str):
         return value
-    return dumps(value).decode()
+    return steps.joined(value).decode()
 
 
 def call_id(value):
@@ -50,23 +53,31 @@ class ObjectEnd:
             return ""
         if self.in_string and not self.escaping and '"' not in text and "\\" not in text:
             return text
-        begin = int(self.escaping)
+        at = int(self.escaping)
         self.escaping = False
-        for found in MARK.finditer(text, begin):
-            mark = found[0]
-            if mark == '"':
-                self.in_string = not self.in_string
-            elif mark[0] == "\\":
-                self.escaping = len(mark) == 1
-            elif not self.in_string:
-                if mark in "{[":
-                    self.depth += 1
-                    continue
-                self.depth -= 1
+        while True:
+            steps.pause()
+            if self.in_string:
+                at = INSIDE.match(text, at).end()
+                self.in_string = not text.startswith('"', at)
+                if self.in_string:
+                    self.escaping = at < len(text)
+                    return text
+                at += 1
+            found = MARK.search(text, at)
+            if not found:
+                return text
+            at = found.end()
+            if found[0] == '"':
+                self.in_string = True
+            elif found[0] == "\\":
+                self.escaping = at == len(text)
+                at += 1
+            else:
+                self.depth += 1 if found[0] in "{[" else -1
                 if not self.depth:
                     self.reached = True
-                    return text[: found.end()]
-        return text
+                    return text[:at]
 
 
 class ToolCall:
@@ -137,7 +148,7 @@ class ToolCall:
     @property
     def is_object(self):
         try:
-            value = loads("".join(self.arguments).encode("utf-8", "replace"))
+            value = steps.read("".join(self.arguments).encode("utf-8", "replace"))
         except (ValueError, RecursionError):
             return False
         return isinstance(value, dict)
@@ -296,7 +307,7 @@ class ToolCalls:
         cut  whether the message was cut off, so that a call's arguments may not have begun
         """
         out = []
-        for piece in pieces:
+        for piece in steps.paced(pieces):
             function = object_in(piece, "function")
             call = self.open(call_id(piece.get("id")))
             call.take(arguments_text(function.get("arguments")))
@@ -320,7 +331,7 @@ class ToolCalls:
 
     def judge(self):
         """Look at the calls that have ended."""
-        for call in self.calls[self.judged :]:
+        for call in steps.paced(self.calls[self.judged :]):
             if call.index is None:
                 self.oddities.add(NO_NAME)
             elif call.cut_short:

@@ -8,9 +8,10 @@ ResponseStreamEvent.
 
 from typing import NamedTuple
 
+import steps
 from dialects.responses.custom_input import CustomInput, input_of
 from dialects.responses.logprobs import logprobs_of
-from values import dumps, loads
+from values import dumps
 
 
 class TextEvents(NamedTuple):
@@ -68,6 +69,7 @@ class EventWriter:
     token     hexadecimal digits (bytes), other ones for each response: ids are made of them
     options   an Options of events.py
     number    of the next event
+    plain     no event is wanted, only the items
     logprobs  those of the chunk that is being read
     """
 
@@ -75,6 +77,7 @@ class EventWriter:
         self.token = token
         self.options = options
         self.number = 0
+        self.plain = False
         self.logprobs = []
 
     def next_number(self):
@@ -155,6 +158,9 @@ class Item:
             out = self.say(last)
         text = b"".join(self.said)
         self.final = self.json(text, status)
+        if self.writer.plain:
+            return b""
+        steps.pause()
         for events in self.texts:
             fields = b'%b"%b":"%b"' % (self.beside_done(), events.field, text)
             out += self.event(events, events.event + b".done", fields)
@@ -237,6 +243,8 @@ class MessageWithLogprobs(Message):
             return super().say(text)
         self.said.append(text)
         self.logprobs += tokens
+        if self.writer.plain:
+            return b""
         number = self.writer.next_number()
         return b'%b%b","logprobs":%b,"sequence_number":%d}\n\n' % (
             self.before,
@@ -352,7 +360,7 @@ class CustomToolCall(ToolCall):
 
 def is_json(text):
     try:
-        loads(text.encode("utf-8", "replace"))
+        steps.read(text.encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return False
     return True
@@ -360,9 +368,9 @@ def is_json(text):
 
 def quoted(text):
     """The inside of a text's JSON string."""
-    return dumps(text)[1:-1]
+    return steps.joined(text)[1:-1]
 
 
 def unquoted(text):
     """The text whose JSON string has this inside."""
-    return loads(b'"%b"' % text)
+    return steps.read(b'"%b"' % text)
