@@ -28,7 +28,7 @@ from errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from loop import pause, without_collections
+from loop import give_way, pause, without_collections
 from store.ledger import Row
 from watch import ClientWatch
 
@@ -531,7 +531,7 @@ def first_events(call, since):
         if not data or stream.over:
             stream.end()  # raises: it ended without a word, which is still an HTTP status
             return events
-        sleep(0)  # bytes that say nothing may come faster than they are read
+        give_way()  # bytes that say nothing may come faster than they are read
     if monotonic() >= deadline:
         raise unanswered(settings)
     return None

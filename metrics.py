@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 WAITS = (0.005, 0.02, 0.1, 0.5, 1, 5, 15, 60, 180, 600)
 TIMES = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 180, 600, 1800)
+RUNS = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.3, 1, 3, 10)
 TOKENS = {  # the label `kind` of sparks_tokens -> the column of a ledger row
     "prompt": "prompt_tokens",
     "cached": "cached_tokens",
@@ -50,8 +51,9 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
-    def observe(self, seconds):
-        self.counts[bisect_left(self.bounds, seconds)] += 1
+    def observe(self, seconds, count=1):
+        """`count` values that are `seconds` together: each counts as their mean."""
+        self.counts[bisect_left(self.bounds, seconds / count)] += count
         self.sum += seconds
 
     def family(self):
@@ -75,6 +77,8 @@ class Metrics:
             "first_ms": Histogram("sparks_first_token_seconds", "Time to the first token", TIMES),
             "total_ms": Histogram("sparks_total_seconds", "Time to the end", TIMES),
         }
+        self.runs = Histogram("sparks_loop_seconds", "Runs of the event loop", RUNS)
+        self.longest_run = 0.0
 
     def watch(self, gateway):
         self.registry.register(Gauges(gateway))
@@ -97,6 +101,11 @@ class Metrics:
         """Count an answer about which something is odd: a word of stream.py."""
         self.oddities[kind] += 1
 
+    def run(self, seconds, count):
+        """Count runs of the event loop, `seconds` together."""
+        self.runs.observe(seconds, count)
+        self.longest_run = max(self.longest_run, seconds / count)
+
     def collect(self):
         """What prometheus_client asks for: the counters and histograms with their values."""
         requests = CounterMetricFamily(
@@ -116,7 +125,12 @@ class Metrics:
             requests,
             tokens,
             oddities,
-            *(histogram.family() for histogram in self.times.values()),
+            GaugeMetricFamily(
+                "sparks_loop_longest_seconds",
+                "The longest run of the event loop since the start",
+                self.longest_run,
+            ),
+            *(histogram.family() for histogram in (*self.times.values(), self.runs)),
         ]
 
     def text(self):

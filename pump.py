@@ -8,11 +8,11 @@ the engine is not read.
 import os
 from time import monotonic
 
-from gevent import get_hub, sleep
+from gevent import get_hub
 from gevent.event import AsyncResult
 
 from errors import ClientGone, UpstreamTimeout
-from loop import pause, without_collections
+from loop import give_way, pause, without_collections
 
 READABLE = 1  # as the event loop's watchers take it
 WRITABLE = 2
@@ -337,4 +337,4 @@ def hear_out(answer, stream, until):
         if not data:
             return
         feed(stream, data)
-        sleep(0)  # they may come faster than they are read
+        give_way()  # they may come faster than they are read

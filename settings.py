@@ -272,6 +272,7 @@ SETTINGS = [
     Setting("image_timeout", 10, seconds(0.1, 600)),
     Setting("keep_days", 90, whole_number(1, 36500)),
     Setting("drain", 30, seconds(0, 3600)),
+    Setting("loop_warn", 0.1, seconds(0.01, 3600)),
     Setting("log", "logfmt", one_of("logfmt", "json")),
 ]
 FIXED = ("upstream", "upstream_key", "bind", "db", "log")  # cannot change while the gateway runs

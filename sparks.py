@@ -58,6 +58,7 @@ from front.body import Bodies
 from front.screen import reachable, screen
 from log import RequestLog, say, set_up
 from metrics import Metrics
+from monitor import Monitor
 from settings import load
 from store import ledger
 from store.database import database, open_database
@@ -144,9 +145,11 @@ class Service:
             metrics.odd,
         )
         metrics.watch(self.gateway)
+        self.monitor = Monitor(metrics.run, settings)
         self.app = create_app(self.gateway, keys.Keyring(), metrics, own_seal())
         self.start(first_key)
         freeze()
+        self.monitor.start()
 
     def start(self, first_key):
         """Begin what runs beside the requests: local engines, looks at all engines, the ledger's

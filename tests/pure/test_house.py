@@ -133,6 +133,7 @@ ARROWS = {
     "loop": set(),
     "tcp": set(),
     "log": set(),
+    "monitor": set(),
     "pump": {"loop"},
     "watch": set(),
     "metrics": set(),
@@ -145,7 +146,7 @@ ARROWS = {
     "dialects": {"stream", "mending", "values", "steps", "reasoning", "engines.kinds"},
     "pages": {"reasoning", "front.routes"},
     "front": {"call", "pump", "dialects", "pages", "store", "values", "loop", "tcp"},
-    "sparks": {"front", "engines", "engines.local", "store", "call", "keys", "admission", "log", "metrics"},
+    "sparks": {"front", "engines", "engines.local", "store", "call", "keys", "admission", "log", "metrics", "monitor"},
 }
 FREE = {"errors", "settings"}
 COMMAND = "sparks"                                  # what ./run.sh starts

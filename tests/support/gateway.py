@@ -12,6 +12,7 @@ from support import ROOT
 from support.client import Client
 from support.engine import MODELS
 from support.processes import answers, clean_environment, end, free_port, kill, spawn, wait_until
+from support.runs import LONGEST, too_long
 
 # A second model that embeds, by the same scripted engine.
 WITH_VECTORS = f"""
@@ -45,7 +46,8 @@ def add_key(name, db):
 class Gateway:
     """sparks.py as a process of its own.
 
-    url, key, pid, db, log (all it wrote so far), process; `traceback_allowed` = True for a test that means one.
+    url, key, pid, db, log (all it wrote so far), process; `traceback_allowed` = True for a test that means one, and
+    `long_runs_allowed` for one that holds the event loop on purpose.
     """
 
     def __init__(self, folder, upstream, stock, config="", db=None, **settings):
@@ -53,9 +55,9 @@ class Gateway:
         if not db:
             _copy_database(stock[0], self.db)
         (folder / "sparks.toml").write_text(config, encoding="utf-8")
-        self.log_file, self.traceback_allowed = folder / "gateway.log", False
+        self.log_file, self.traceback_allowed, self.long_runs_allowed = folder / "gateway.log", False, False
         self.settings = {"upstream": upstream, "bind": f"127.0.0.1:{free_port()}", "db": f"sqlite:///{self.db}",
-                         "poll": 0.2, "config": folder / "sparks.toml", **settings}
+                         "poll": 0.2, "loop_warn": LONGEST, "config": folder / "sparks.toml", **settings}
         self.url = f"http://{self.settings['bind']}"
         self.launch()
 
@@ -105,6 +107,9 @@ class Gateway:
     def check_log(self, since=0):
         if not self.traceback_allowed:
             assert "Traceback" not in self.log[since:], self.log[since:]
+        if not self.long_runs_allowed:
+            runs = too_long(self.log[since:])
+            assert not runs, "nothing may hold the event loop for so long:\n" + "\n".join(runs)
 
 
 def _copy_database(source, target):
