@@ -544,7 +544,10 @@ def unstreamed(call, data, since):
     if not answer.ended:
         data += collect(call, since)
     with without_collections():
-        events = stream.feed_plain(checked(answer, data))
+        value = checked(answer, data)
+        events = stream.feed_plain(value)
+        if len(data) > steps.LARGE:
+            drop(value)
     if stream.fault or not events:
         stream.end()  # raises: it is no answer, which is still an HTTP status
     return events
@@ -588,9 +591,14 @@ def translated(call, body, write):
         data, call.usage = write(value, ask)
     finally:
         if len(body) > steps.LARGE and isinstance(value, dict):
-            value.pop("usage", None)  # which the ledger still wants
-            steps.let_go(value)
+            drop(value)
     return data
+
+
+def drop(value):
+    """Take an engine's large answer apart, but for its usage, which the ledger still wants."""
+    value.pop("usage", None)
+    steps.let_go(value)
 
 
 def size_of(body):

@@ -13,7 +13,7 @@ from values import dumps, loads
 
 LARGE = 1 << 16  # bytes that are read, or written, in one step
 MOST_TEXT = 32 << 20  # bytes of one text in memory: all its characters are as wide as its widest
-MOST_VALUES = 1_000_000  # objects and lists in what is read: each costs time and a hundred bytes
+MOST_VALUES = 300_000  # objects and lists in what is read: each costs time and a hundred bytes
 DEEPEST = 200  # large values inside each other
 SMALL = 1 << 15  # what `weight` says of a value that is written in one step
 MANY = 16  # items, from which on there are pauses between them
@@ -137,7 +137,9 @@ class Reader:
         self.loads = loads
         self.name, self.each = each or (None, None)
         self.opens_all = opens_all
-        self.values_left = MOST_VALUES * (1 + opens_all)
+        self.values_left = MOST_VALUES
+        if opens_all:
+            self.values_left *= 10
         self.depth = 0
         self.begin = 0
 

@@ -55,6 +55,8 @@ DONE = b"data: [DONE]\n\n"
 BOM = b"\xef\xbb\xbf"
 BYTES_A_TOKEN = 4  # of a call's arguments: engines give them in events of any length
 MAX_EVENT = 16 << 20  # bytes; an engine that sends more without a blank line is broken
+TOO_MANY = 16  # times as many choices as were asked for: no engine means that
+SOME = 1024  # choices, where nobody knows how many were
 SLICE = 4096  # bytes of which the events are read in one go
 BLANK = re.compile(rb"(?: |\\[nrt])*+")  # white space, as the inside of a JSON string
 
@@ -220,6 +222,7 @@ class ChatStream:
     __slots__ = (
         "choices",
         "early",
+        "ends",
         "events",
         "fresh",
         "held",
@@ -271,6 +274,7 @@ class ChatStream:
         self.fault = None
         self.tokens = 0
         self.thoughts = 0
+        self.ends = 0
         self.usage = None
         self.tokens_at_usage = 0
         self.own_figures = {}
@@ -386,15 +390,9 @@ class ChatStream:
     def finished(self):
         return self.have_finished(self.n or 1)
 
-    @property
-    def ends(self):
-        return sum(choice.finished for choice in self.choices.values())
-
     def have_finished(self, least):
         """Whether there are at least so many choices, and all of them have their finish_reason."""
-        return len(self.choices) >= least and all(
-            choice.finished for choice in self.choices.values()
-        )
+        return self.ends == len(self.choices) >= least
 
     # -- from the engine's event to the client's, by the cheapest way that will do
 
@@ -497,6 +495,8 @@ class ChatStream:
         """The client's bytes for a chunk (a dict, changed in place), which came as `data`, or as
         b"" in another form."""
         choices = choices_of(chunk)
+        if len(choices) + len(self.choices) > TOO_MANY * (self.n or SOME):
+            return self.break_off(UpstreamError("the engine gives choices beyond all bounds"))
         usage = self.usage
         changed = self.take_usage(chunk, choices)
         if changed is None:
@@ -671,6 +671,7 @@ class ChatStream:
         """End a choice (a dict, changed in place). Returns whether it changed."""
         reason = choice["finish_reason"]
         state.finished = True
+        self.ends += 1
         self.single = False  # what comes now has to be read
         self.template = None
         self.closing = self.n is not None and self.finished

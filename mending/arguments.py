@@ -1,13 +1,14 @@
 """The arguments of a tool call as models write them: JSON, or nearly, that arrives in pieces."""
 
 import re
-from itertools import accumulate
 
 import orjson
 
 import steps
+from mending.tool_calls import ObjectEnd
 
 DEEPEST = 100  # brackets in each other; clients' parsers give up at some depth
+LONG = 1 << 15  # characters of a string that are mended in one step
 HEX = "[0-9a-fA-F]"
 # The two escapes of a character outside the basic plane: a high surrogate and a low one.
 HIGH = rf"\\u[dD][89abAB]{HEX}{{2}}"
@@ -31,9 +32,6 @@ SCALAR = re.compile(
 NO_VALUE = dict.fromkeys(("NaN", "Infinity", "-Infinity"), "null")  # as JavaScript writes them
 SCALAR_BEGUN = re.compile(r"([-+.0-9a-zA-Z]{1,400})([ \t\n\r]*)\Z")
 CLOSERS = {"{": "}", "[": "]"}
-STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.S)
-NO_BRACKET = re.compile(r"[^{}\[\]]++")
-DEEPER = {"{": 1, "[": 1, "}": -1, "]": -1}
 # What stands before a token -> the marks that may follow, and whether a number or a word may.
 MAY_FOLLOW = {
     "nothing": ("{", False),
@@ -106,14 +104,19 @@ class ObjectText:
 
     def string(self, text, at):
         """(where the inside of a string ends in a text, what is given for it)."""
-        content = CONTENT.match(text, at)[0]
-        at += len(content)
-        content = mended_content(content)
-        if text.startswith('"', at):
-            self.in_string = False
-            return at + 1, content + '"'
+        parts = []
+        size = LONG
+        while size > LONG // 2:  # less is read only at its end, or where an escape still arrives
+            steps.pause()
+            content = CONTENT.match(text, at, at + LONG)[0]
+            size = len(content)
+            at += size
+            parts.append(mended_content(content))
+            if text.startswith('"', at):
+                self.in_string = False
+                return at + 1, "".join(parts) + '"'
         self.held = text[at:]
-        return len(text), content
+        return len(text), "".join(parts)
 
     def token(self, text, at):
         """The same of the next token outside strings, and the white space before it."""
@@ -186,8 +189,9 @@ def is_large_object(text):
 
 def depth_of(text):
     """How many brackets are inside each other in a JSON text."""
-    brackets = NO_BRACKET.sub("", STRING.sub("", text))
-    return max(accumulate(map(DEEPER.get, brackets)), default=0)
+    end = ObjectEnd()
+    end.cut(text)
+    return end.deepest
 
 
 def whole_values(text):

@@ -43,6 +43,7 @@ class ObjectEnd:
 
     def __init__(self):
         self.depth = 0  # brackets that are open
+        self.deepest = 0  # how many have been at once
         self.in_string = False
         self.escaping = False  # the last piece ended with a backslash
         self.reached = False
@@ -58,12 +59,9 @@ class ObjectEnd:
         while True:
             steps.pause()
             if self.in_string:
-                at = INSIDE.match(text, at).end()
-                self.in_string = not text.startswith('"', at)
+                at = self.string_end(text, at)
                 if self.in_string:
-                    self.escaping = at < len(text)
                     return text
-                at += 1
             found = MARK.search(text, at)
             if not found:
                 return text
@@ -75,9 +73,25 @@ class ObjectEnd:
                 at += 1
             else:
                 self.depth += 1 if found[0] in "{[" else -1
+                self.deepest = max(self.deepest, self.depth)
                 if not self.depth:
                     self.reached = True
                     return text[:at]
+
+    def string_end(self, text, at):
+        """The place behind the string that is open, or behind the text."""
+        end = at
+        while end < len(text):
+            steps.pause()
+            at = INSIDE.match(text, end, end + steps.LARGE).end()
+            if text.startswith('"', at):
+                self.in_string = False
+                return at + 1
+            if at == len(text) - 1:
+                self.escaping = True
+                return len(text)
+            end = at
+        return end
 
 
 class ToolCall:
