@@ -54,7 +54,8 @@ from values import as_id, dumps, is_utf8, loads, object_in, objects_in
 DONE = b"data: [DONE]\n\n"
 BOM = b"\xef\xbb\xbf"
 BYTES_A_TOKEN = 4  # of a call's arguments: engines give them in events of any length
-MAX_EVENT = 16 << 20  # bytes; an engine that sends more without a blank line is broken
+MAX_EVENT = 8 << 20  # bytes; an engine that sends more without a blank line is broken
+MOST_LINES = 1000  # of an event: engines write their JSON in one
 TOO_MANY = 16  # times as many choices as were asked for: no engine means that
 SOME = 1024  # choices, where nobody knows how many were
 SLICE = 4096  # bytes of which the events are read in one go
@@ -111,6 +112,18 @@ def data_of(event):
     if not lines:
         return None
     return b"\n".join(lines)
+
+
+def is_blank(text):
+    """Whether the inside of a JSON string (bytes) is white space."""
+    at = 0
+    while at < len(text):
+        end = BLANK.match(text, at, at + steps.LARGE).end()
+        if end == at:
+            return False
+        steps.pause()
+        at = end
+    return True
 
 
 def data_event(value):
@@ -310,6 +323,8 @@ class ChatStream:
             self.read_plain(completion)
         except UpstreamError as fault:
             return self.break_off(fault)
+        if self.gives_too_many(choices_of(completion)):
+            return b""
         head = {name: completion.get(name) for name in ("id", "created", "model")}
         head["object"] = self.chunk_object
         chunks = [{**head, "choices": [self.chunk_of(choice)]} for choice in choices_of(completion)]
@@ -430,7 +445,7 @@ class ChatStream:
             return None
         template = EventTemplate(event, found, self.raw_names, model)
         if template.kind not in self.said:
-            if BLANK.fullmatch(found[2]):  # line ends alone say nothing
+            if is_blank(found[2]):  # line ends alone say nothing
                 return None
             self.said.add(template.kind)
         self.template = template
@@ -438,13 +453,18 @@ class ChatStream:
 
     def from_json(self, event):
         """The client's event, by parsing; empty where there is nothing to say."""
+        if event.count(b"\n") > MOST_LINES:
+            return self.break_off(UpstreamError("the engine sent an event of too many lines"))
         data = data_of(event)
         if data is None or not data.strip():
             return b""
         if data.strip() == b"[DONE]":
             self.over = self.closing = True
             return b""
-        read = steps.read if len(data) > steps.LARGE else loads
+        read = loads
+        if len(data) > steps.LARGE:
+            steps.pause()
+            read = steps.read
         try:
             chunk = read(data)
         except (ValueError, RecursionError):
@@ -495,8 +515,8 @@ class ChatStream:
         """The client's bytes for a chunk (a dict, changed in place), which came as `data`, or as
         b"" in another form."""
         choices = choices_of(chunk)
-        if len(choices) + len(self.choices) > TOO_MANY * (self.n or SOME):
-            return self.break_off(UpstreamError("the engine gives choices beyond all bounds"))
+        if self.gives_too_many(choices):
+            return b""
         usage = self.usage
         changed = self.take_usage(chunk, choices)
         if changed is None:
@@ -526,6 +546,13 @@ class ChatStream:
                 choice.leak.past_tags for choice in self.choices.values()
             )
         return self.resume() + self.write_mended(chunk, data, changed or any(mended))
+
+    def gives_too_many(self, choices):
+        """Whether there are more choices than anybody asks for. That ends the stream."""
+        if len(choices) + len(self.choices) <= TOO_MANY * (self.n or SOME):
+            return False
+        self.break_off(UpstreamError("the engine gives choices beyond all bounds"))
+        return True
 
     def write_mended(self, chunk, data, changed):
         """The client's bytes for a chunk that is mended, or none while it is held back."""
@@ -820,9 +847,12 @@ class PieceStream(ChatStream):
 
 def length_of_calls(delta):
     """How long the arguments are that a delta brings."""
-    pieces = [object_in(call, "function") for call in objects_in(delta, "tool_calls")]
-    arguments = [piece.get("arguments") for piece in pieces]
-    return sum(len(text) for text in arguments if isinstance(text, str))
+    length = 0
+    for call in steps.paced(objects_in(delta, "tool_calls")):
+        arguments = object_in(call, "function").get("arguments")
+        if isinstance(arguments, str):
+            length += len(arguments)
+    return length
 
 
 def quoted(text):
@@ -851,6 +881,7 @@ def chunks_of(events, stream):
     """The chunks (dicts) in the bytes of a whole stream, one by one, as `stream` (a ChatStream)
     mends them. Raises Refusal where they add up to no whole answer."""
     for at in range(0, len(events), SLICE):
+        steps.pause()
         written = stream.feed(bytes(events[at : at + SLICE]))
         yield from map(chunk_in, filter(None, written.split(b"\n\n")))
     written = stream.feed(b"\n\n")

@@ -22,7 +22,7 @@ from dialects.responses.items import (
 from dialects.responses.tools import ClientTool
 from dialects.responses.usage import usage_of
 from mending.answer import check_finish
-from stream import BLANK, PieceStream
+from stream import PieceStream, is_blank
 from values import as_dict, dumps, objects_in
 
 # finish_reason -> why a Response is incomplete
@@ -161,7 +161,7 @@ class ResponseStream(PieceStream):
             return b""
         if kind == "text":
             self.blank.append(text)
-            if BLANK.fullmatch(text):  # line ends before a tool call are no message
+            if is_blank(text):  # line ends before a tool call are no message
                 return b""
             text = b"".join(self.blank)
         self.blank = []
