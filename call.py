@@ -34,6 +34,7 @@ from watch import ClientWatch
 
 logger = logging.getLogger("sparks")
 MAX_ANSWER = 256 << 20  # bytes of an answer that comes in one piece
+MAX_UNSTREAMED = 8 << 20  # the same to a request that asked for a stream
 MAX_ERROR = 1 << 20  # bytes of an engine's error of which any is read
 COPIES = 2  # of an answer in memory, while it is translated
 ROOM_WAIT = 10  # seconds for which an answer waits, its slot with it, until there is room for it
@@ -542,7 +543,7 @@ def unstreamed(call, data, since):
     answer = call.answer
     stream = call.ask.stream
     if not answer.ended:
-        data += collect(call, since)
+        data += collect(call, since, MAX_UNSTREAMED)
     with without_collections():
         value = checked(answer, data)
         events = stream.feed_plain(value)
@@ -617,8 +618,8 @@ def count_prompt(call, ask):
 # ---- an engine's answer
 
 
-def collect(call, since):
-    """The rest of an answer's body."""
+def collect(call, since, most=MAX_ANSWER):
+    """The rest of an answer's body, at most so many bytes."""
     seconds = since + call.gateway.settings.answer_timeout - monotonic()
     first = 0
 
@@ -631,7 +632,7 @@ def collect(call, since):
             first = 0
 
     try:
-        return call.answer.all(seconds, MAX_ANSWER, hold)
+        return call.answer.all(seconds, most, hold)
     except Silent:
         raise unanswered(call.gateway.settings) from None
 

@@ -82,6 +82,7 @@ def read_message(choice, completion_id, names, oddities):
         if rest != content:
             message["content"] = rest
     set_reasoning(message, names, thought)
+    steps.pause()
     calls = ToolCalls(oddities, [])
     if message.get("tool_calls"):
         given = objects_in(message, "tool_calls")

@@ -3,12 +3,14 @@
 import re
 
 import steps
+from errors import UpstreamError
 from values import as_id, object_in
 
 # What is odd about a call, see mending/answer.py.
 NO_NAME = "call_without_name"
 SAME_ID = "calls_of_one_id"
 NO_OBJECT = "arguments_not_object"
+MOST_CALLS = 1000  # of an answer: no model means more
 
 MARK = re.compile(r'["\\{}\[\]]')
 # The inside of a string, up to its end or to half an escape.
@@ -279,6 +281,9 @@ class ToolCalls:
         return self.calls[-1]
 
     def open(self, engine_id):
+        """A new call. Raises UpstreamError where there are too many."""
+        if len(self.calls) >= MOST_CALLS:
+            raise UpstreamError(f"the engine's answer calls more than {MOST_CALLS:,} tools")
         call = ToolCall(None)
         self.calls.append(call)
         self.name_by(call, engine_id)

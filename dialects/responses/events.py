@@ -107,6 +107,8 @@ class ResponseStream(PieceStream):
         if self.last_event is None:
             status = b"incomplete" if self.finish in INCOMPLETE else b"completed"
             self.response = self.as_json(status)
+            if self.writer.plain:
+                return b""
             steps.pause()
             self.last_event = self.writer.event(status, b'"response":%b' % self.response)
         return self.last_event

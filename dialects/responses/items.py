@@ -143,6 +143,8 @@ class Item:
         """Those of one more piece of text, the inside of a JSON string."""
         self.said.append(text)
         writer = self.writer
+        if writer.plain:
+            return b""
         # the hot path: no JSON, no call
         out = b"%b%b%b%d}\n\n" % (self.before, text, self.after, writer.number)
         writer.number += 1
@@ -162,10 +164,13 @@ class Item:
             return b""
         steps.pause()
         for events in self.texts:
+            steps.pause()
             fields = b'%b"%b":"%b"' % (self.beside_done(), events.field, text)
             out += self.event(events, events.event + b".done", fields)
             if events.part:
+                steps.pause()
                 out += self.event(events, events.part + b".done", self.part_field(events, text))
+        steps.pause()
         return out + self.as_a_whole(b"output_item.done", self.final)
 
     def event(self, events, name, fields):
@@ -210,13 +215,13 @@ class Message(Item):
     texts = (TEXT,)
     prefix = b"msg"
     beside = b'"logprobs":[],'
-    logprobs = ()
+    logprobs = ()  # pieces of their JSON
 
     def beside_done(self):
-        return b'"logprobs":%b,' % dumps(self.logprobs)
+        return b'"logprobs":[%b],' % b",".join(self.logprobs)
 
     def part(self, events, text):
-        return events.form % (text, dumps(self.logprobs))
+        return events.form % (text, b"[%b]" % b",".join(self.logprobs))
 
     def json(self, text, status):
         parts = b""
@@ -242,14 +247,15 @@ class MessageWithLogprobs(Message):
         if not tokens:
             return super().say(text)
         self.said.append(text)
-        self.logprobs += tokens
+        written = steps.joined(tokens)
+        self.logprobs.append(written[1:-1])
         if self.writer.plain:
             return b""
         number = self.writer.next_number()
         return b'%b%b","logprobs":%b,"sequence_number":%d}\n\n' % (
             self.before,
             text,
-            dumps(tokens),
+            written,
             number,
         )
 
