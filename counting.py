@@ -274,12 +274,12 @@ def length_of_answer(completion):
         message = object_in(choice, "message")
         thoughts = [message[name] for name in NAMES if message.get(name)]
         calls = [object_in(call, "function") for call in objects_in(message, "tool_calls")]
-        found += [choice.get("text"), message.get("content"), message.get("refusal")]
-        found += thoughts[:1] + [function.get("arguments") for function in calls]
-    texts = [text for text in found if isinstance(text, str)]
-    if sum(map(len, texts)) > LONG:
-        return length_of_texts(texts)
-    return length_of("".join(texts).encode("utf-8", "replace"))
+        said = [choice.get("text"), message.get("content"), message.get("refusal")]
+        said += thoughts[:1] + [function.get("arguments") for function in calls]
+        found.append("".join(text for text in said if isinstance(text, str)))
+    if sum(map(len, found)) > LONG:
+        return length_of_texts(found)
+    return length_of("".join(found).encode("utf-8", "replace"))
 
 
 def length_of_texts(texts):

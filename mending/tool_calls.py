@@ -10,7 +10,7 @@ from values import as_id, object_in
 NO_NAME = "call_without_name"
 SAME_ID = "calls_of_one_id"
 NO_OBJECT = "arguments_not_object"
-MOST_CALLS = 1000  # of an answer: no model means more
+MOST_CALLS = 5000  # of an answer: no model means more
 
 MARK = re.compile(r'["\\{}\[\]]')
 # The inside of a string, up to its end or to half an escape.

@@ -102,6 +102,7 @@ class ResponseStream(PieceStream):
         return out + self.writer.event(b"in_progress", self.response_field(b"in_progress"))
 
     def end(self):
+        """The last event; none where only the Response is wanted."""
         super().end()
         check_finish(self.finish)
         if self.last_event is None:
