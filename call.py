@@ -34,7 +34,7 @@ from watch import ClientWatch
 
 logger = logging.getLogger("sparks")
 MAX_ANSWER = 256 << 20  # bytes of an answer that comes in one piece
-MAX_UNSTREAMED = 8 << 20  # the same to a request that asked for a stream
+MAX_UNSTREAMED = 32 << 20  # the same to a request that asked for a stream
 MAX_ERROR = 1 << 20  # bytes of an engine's error of which any is read
 COPIES = 2  # of an answer in memory, while it is translated
 ROOM_WAIT = 10  # seconds for which an answer waits, its slot with it, until there is room for it

@@ -54,7 +54,7 @@ from values import as_id, dumps, is_utf8, loads, object_in, objects_in
 DONE = b"data: [DONE]\n\n"
 BOM = b"\xef\xbb\xbf"
 BYTES_A_TOKEN = 4  # of a call's arguments: engines give them in events of any length
-MAX_EVENT = 8 << 20  # bytes; an engine that sends more without a blank line is broken
+MAX_EVENT = 32 << 20  # bytes; an engine that sends more without a blank line is broken
 MOST_LINES = 1000  # of an event: engines write their JSON in one
 TOO_MANY = 16  # times as many choices as were asked for: no engine means that
 SOME = 1024  # choices, where nobody knows how many were
@@ -85,6 +85,8 @@ class Events:
                 return ()
             data = bytes(self.rest)
             self.rest = bytearray()
+            if len(data) > steps.LARGE:
+                steps.pause()
         *events, rest = data.split(b"\n\n")
         if rest:
             self.rest = bytearray(rest)
@@ -106,6 +108,8 @@ class Events:
 
 def data_of(event):
     """An event's data lines joined by LF, or None if it has none (a comment, another field)."""
+    if event.startswith(b"data: ") and b"\n" not in event:  # as most are
+        return event[6:]
     lines = [
         line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")
     ]
