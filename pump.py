@@ -150,6 +150,7 @@ class Pump:
                 pause()
                 events = self.feed(self.decode(data[at : at + SLICE]))
                 if events:
+                    pause()
                     self.write(events)
         self.working = False
         if self.stream.closing or self.framing.ended:

@@ -335,11 +335,13 @@ def write(value):
     return list(pieces_of(value))
 
 
-def joined(value):
-    """The same as bytes."""
+def joined(value, before=b"", after=b""):
+    """The same as bytes, with others before and after it."""
     if weight(value) <= SMALL:
-        return dumps(value)
-    return b"".join(pieces_of(value))
+        return before + dumps(value) + after
+    whole = b"".join([before, *pieces_of(value), after])
+    pause()
+    return whole
 
 
 def pieces_of(value):

@@ -508,7 +508,7 @@ class ChatStream:
         changed   whether the chunk is no longer what they say
         """
         if not data or len(data) > steps.LARGE:
-            return b"data: %b\n\n" % steps.joined(chunk)
+            return steps.joined(chunk, b"data: ", b"\n\n")
         if changed or b"\n" in data or not is_utf8(data):
             return data_event(chunk)
         return b"data: " + data + b"\n\n"
