@@ -14,33 +14,43 @@ from gevent import get_hub, getcurrent, sleep, spawn
 from gevent.event import Event
 
 import pump
+import steps
 from counting import Tally, length_of_request
 from engines import images
 from engines.failures import from_engine
 from engines.http1 import Silent
 from errors import (
+    RETRY_AFTER,
     ClientGone,
     InternalError,
+    Overloaded,
     Refusal,
     ShuttingDown,
     Unready,
     UpstreamError,
     UpstreamTimeout,
 )
-from loop import give_way
+from loop import give_way, pause, without_collections
 from store import ledger
 from store.database import DATABASE_FAULTS
 from store.ledger import Row
-from values import loads
 from watch import ClientWatch
 
 logger = logging.getLogger("sparks")
 MAX_ANSWER = 256 << 20  # bytes of an answer that comes in one piece
+MAX_UNSTREAMED = 32 << 20  # the same to a request that asked for a stream
+MAX_ERROR = 1 << 20  # bytes of an engine's error of which any is read
+COPIES = 2  # of an answer in memory, while it is translated
+ROOM_WAIT = 10  # seconds for which an answer waits, its slot with it, until there is room for it
+ROOM_LOOK = 0.1  # seconds between two looks
 STARTED = time() - monotonic()
 JUMP = 1.0  # seconds by which the wall clock is set, and does not merely drift
 COUNT_WAIT = 0.5  # seconds for which the first event waits for the count of the prompt
 QUIT_WAIT = 1.0  # seconds that requests have to end when the gateway ends at once
 LEFT = 499  # the status in the ledger of a request whose client went away
+BEGINNING = 1024  # bytes of an answer that tell what it is
+
+steps.between.append(pause)
 
 
 class Gateway:
@@ -48,17 +58,19 @@ class Gateway:
 
     settings, fleet, gate, ledger   see the modules of these names
     bodies    front.body.Bodies: how much all bodies in memory weigh together
+    answers   the same of plain answers that are collected, translated and taken by their clients
     notes     functions that are told of each request's end: (Row, Key or None)
     odd       a function that is told a word of stream.py for what is odd about an answer
     live      the calls that have not ended
     """
 
-    def __init__(self, settings, fleet, gate, ledger, bodies, notes=(), odd=None):
+    def __init__(self, settings, fleet, gate, ledger, bodies, answers, notes=(), odd=None):
         self.settings = settings
         self.fleet = fleet
         self.gate = gate
         self.ledger = ledger
         self.bodies = bodies
+        self.answers = answers
         self.notes = notes
         self.odd = odd
         self.live = set()
@@ -124,6 +136,7 @@ class Call:
     body     front.body.Body
     frame    a function: bytes of the answer -> bytes for the client's socket
     pump     pump.Pump, once a stream's first event has come
+    kept     bytes of its answer on the account of the gateway's `answers`
     tally    counting.Tally, from when its engine gets it
     charged  an Event: what it used is counted for the key's limits
     started  when it began, in epoch seconds; the other moments of its way are by the monotonic
@@ -145,6 +158,7 @@ class Call:
         self.key = self.ask = self.usage = None
         self.watch = self.ticket = self.answer = self.counting = None
         self.tally = self.pump = None
+        self.kept = 0
         self.charged = Event()
         self.started = time()
         self.begun = monotonic()
@@ -270,6 +284,32 @@ class Call:
         self.ask.count = None
         if self.answer:
             self.answer.drop_request()
+
+    # -- the memory for a large answer
+
+    def keep(self, size):
+        """Count bytes of an answer in memory. Where there is no room, the engine is not read on for
+        a while, since slow readers make room. Raises Overloaded."""
+        until = monotonic() + ROOM_WAIT
+        while True:
+            try:
+                self.gateway.answers.hold(self.key.id, size)
+            except Overloaded:
+                if monotonic() > until:
+                    raise Overloaded(
+                        "too many large answers are waiting to be taken; read yours, and try again",
+                        retry_after=RETRY_AFTER,
+                    ) from None
+                sleep(ROOM_LOOK)
+            else:
+                self.kept += size
+                return
+
+    def keep_only(self, size):
+        """No more than so many bytes of the answer are in memory any more."""
+        if self.kept > size:
+            self.gateway.answers.release(self.key.id, self.kept - size)
+            self.kept = size
 
     # -- the end
 
@@ -431,6 +471,7 @@ class Call:
         finally:
             self.settle(LEFT, whole=self.all_said)
             self.answer = self.pump = None  # they know the call
+            self.keep_only(0)
         self.sock.settimeout(None)
         if self.body.breaks:
             self.body.discard()
@@ -538,8 +579,9 @@ def first_events(call, since):
         if call.counting is not None and stream.prompt_tokens is None:
             stream.prompt_tokens = call.prompt_tokens()
         if not answer.streams:
-            return unstreamed(answer, stream, data, settings, since)
-        events = stream.feed(data)
+            return unstreamed(call, data, since)
+        with without_collections():
+            events = pump.feed(stream, data)
         if events:
             return events
         if not data or stream.over:
@@ -551,38 +593,73 @@ def first_events(call, since):
     return None
 
 
-def unstreamed(answer, stream, data, settings, since):
+def unstreamed(call, data, since):
     """A whole answer, or an error, to a request that asked for a stream. Raises Refusal."""
-    rest = b"" if answer.ended else collect(answer, settings, since)
-    events = stream.feed_plain(checked(answer, data + rest))
+    answer = call.answer
+    stream = call.ask.stream
+    if not answer.ended:
+        data += collect(call, since, MAX_UNSTREAMED)
+    with without_collections():
+        value = checked(answer, data)
+        events = stream.feed_plain(value)
+        if len(data) > steps.LARGE:
+            drop(value)
     if stream.fault or not events:
         stream.end()  # raises: it is no answer, which is still an HTTP status
     return events
 
 
 def answer_whole(call, ask, write):
-    """The client's bytes of a request that is answered in one piece. Raises Refusal.
+    """The client's body of a request that is answered in one piece: bytes, or a list of them where
+    it is large. Raises Refusal.
 
-    write  a function: (the engine's answer, ask) -> (the client's bytes, the engine's usage). The
+    write  a function: (the engine's answer, ask) -> (the client's body, the engine's usage). The
            answer is a dict, or the bytes of a stream that nobody asked for
     """
-    settings = call.gateway.settings
     try:
         call.fetch_images(ask)
         call.enter(ask)
-        call.turn(settings.queue_timeout)
+        call.turn(call.gateway.settings.queue_timeout)
         since = monotonic()
-        answer = call.send()
-        body = collect(answer, settings, since)
-        if answer.status != 200 or not is_stream(answer, body):
-            body = checked(answer, body)
-        call.tally.take(body)
-        ask.own_figures = attempt(call.figures) or {}
-        data, call.usage = write(body, ask)
+        call.send()
+        body = collect(call, since)
+        if len(body) <= steps.LARGE:
+            data = translated(call, body, write)
+        else:
+            with without_collections():
+                data = translated(call, body, write)
     except Exception as error:
         raise as_refusal(error) from None
     call.settle(200, whole=True)
+    call.keep_only(size_of(data))
     return data
+
+
+def translated(call, body, write):
+    """The client's body for the engine's."""
+    ask = call.ask
+    value = body
+    if call.answer.status != 200 or not is_stream(call.answer, body):
+        value = checked(call.answer, body, ask.each)
+    try:
+        call.tally.take(value)
+        ask.own_figures = attempt(call.figures) or {}
+        data, call.usage = write(value, ask)
+    finally:
+        if len(body) > steps.LARGE and isinstance(value, dict):
+            drop(value)
+    return data
+
+
+def drop(value):
+    """Take an engine's large answer apart, but for its usage, which the ledger still wants."""
+    value.pop("usage", None)
+    steps.let_go(value)
+
+
+def size_of(body):
+    """How many bytes a body has, bytes or a list of them."""
+    return len(body) if isinstance(body, bytes) else sum(map(len, body))
 
 
 def count_prompt(call, ask):
@@ -596,12 +673,23 @@ def count_prompt(call, ask):
 # ---- an engine's answer
 
 
-def collect(answer, settings, since):
-    """The rest of an answer's body."""
+def collect(call, since, most=MAX_ANSWER):
+    """The rest of an answer's body, at most so many bytes."""
+    seconds = since + call.gateway.settings.answer_timeout - monotonic()
+    first = 0
+
+    def hold(size):
+        nonlocal first
+        if not call.kept and first + size <= steps.LARGE:
+            first += size  # what is small is not counted
+        else:
+            call.keep(COPIES * (first + size))
+            first = 0
+
     try:
-        return answer.all(since + settings.answer_timeout - monotonic(), MAX_ANSWER)
+        return call.answer.all(seconds, most, hold)
     except Silent:
-        raise unanswered(settings) from None
+        raise unanswered(call.gateway.settings) from None
 
 
 def unanswered(settings):
@@ -614,14 +702,19 @@ def is_stream(answer, data):
     content_type = answer.headers.get("content-type", "")
     if "event-stream" in content_type:
         return True
-    looks_like_events = data.lstrip()[:1] not in (b"{", b"[", b"<", b"")
+    looks_like_events = data[:BEGINNING].lstrip()[:1] not in (b"{", b"[", b"<", b"")
     return "json" not in content_type and looks_like_events
 
 
-def checked(answer, body):
-    """The JSON object of an answer that is no stream. Raises the Refusal that it stands for."""
+def checked(answer, body, each=None):
+    """The JSON object of an answer that is no stream. Raises the Refusal that it stands for.
+
+    each  see steps.read
+    """
+    if answer.status != 200 and len(body) > MAX_ERROR:
+        body = b""
     try:
-        value = loads(body)
+        value = steps.read(body, each)
     except (ValueError, RecursionError):
         value = None
     if answer.status != 200:

@@ -8,6 +8,7 @@ from collections import deque
 from math import log
 from typing import NamedTuple
 
+import steps
 from mending.thinking import NAMES
 from values import as_dict, object_in, objects_in
 
@@ -24,6 +25,7 @@ BATCH = 1 << 20  # bytes that are looked at in one go, about
 HEAD = 64  # bytes of such a part that say which
 SAMPLE = 1 << 14  # bytes of a text that stand for all of it
 DIGITS = b"0123456789"
+LONG = 1 << 20  # characters of an answer from which its bytes are estimated
 BEYOND_ASCII = bytes(range(128, 256))
 
 
@@ -154,7 +156,7 @@ class Tally:
         if isinstance(answer, dict):
             self.said = length_of_answer(answer)
         else:
-            self.said = Length(answer.count(b"data:") * BYTES_A_TOKEN)
+            self.said = Length(events_in(answer) * BYTES_A_TOKEN)
 
     def is_counted(self, stream):
         """Whether its engine has counted all of it by now."""
@@ -301,14 +303,39 @@ def in_image(text):
     return begin >= 0 and text.find(b'"', begin + len(IMAGE)) < 0
 
 
+def events_in(stream):
+    """How many events are in the bytes of a stream."""
+    found = 0
+    for at in range(0, len(stream), LONG):
+        steps.pause()
+        found += stream.count(b"data:", at, at + LONG + len(b"data:") - 1)
+    return found
+
+
 def length_of_answer(completion):
     """The Length of what a whole completion (a dict) says: texts, thoughts, arguments of calls."""
     found = []
     for choice in objects_in(completion, "choices"):
+        steps.pause()
         message = object_in(choice, "message")
         thoughts = [message[name] for name in NAMES if message.get(name)]
         calls = [object_in(call, "function") for call in objects_in(message, "tool_calls")]
-        found += [choice.get("text"), message.get("content"), message.get("refusal")]
-        found += thoughts[:1] + [function.get("arguments") for function in calls]
-    text = "".join(text for text in found if isinstance(text, str))
-    return length_of(text.encode("utf-8", "replace"))
+        said = [choice.get("text"), message.get("content"), message.get("refusal")]
+        said += thoughts[:1] + [function.get("arguments") for function in calls]
+        found.append("".join(text for text in said if isinstance(text, str)))
+    if sum(map(len, found)) > LONG:
+        return length_of_texts(found)
+    return length_of("".join(found).encode("utf-8", "replace"))
+
+
+def length_of_texts(texts):
+    """The Length of large texts (a list of str), of each of which a part stands for all of it."""
+    size = 0
+    samples = []
+    every = 1 + sum(map(len, texts)) // SAMPLE
+    for text in texts:
+        steps.pause()
+        sample = text[::every].encode("utf-8", "replace")
+        samples.append(sample)
+        size += len(sample) * len(text) // max(1, len(text[::every]))
+    return Length(size, length_of(b"".join(samples)).mix)

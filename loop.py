@@ -1,15 +1,20 @@
 """The event loop that all requests share: how long work takes its turns in it."""
 
+import gc
 from collections import defaultdict, deque
 from contextlib import contextmanager
 from time import monotonic, time
 
 from gevent import get_hub, getcurrent
 from gevent.lock import BoundedSemaphore
+from gevent.monkey import get_original
+
+get_ident = get_original("_thread", "get_ident")
 
 TURN = 0.02  # seconds after which work goes on though the loop is busy
 LOOK = 0.005  # seconds between two looks whether it is time
 RUN = 0.01  # seconds of one run of the loop that is long enough
+WORK = 0.005  # seconds for which a greenlet works in one go
 
 
 class Turns:
@@ -108,3 +113,59 @@ class Shares:
             yield
         finally:
             self.release(owner)
+
+
+class Pacer:
+    """Called often by whoever works for long, gives way when the time for that has come. What runs
+    in the loop itself cannot, and what runs in a thread of its own need not."""
+
+    def __init__(self):
+        self.thread = get_ident()  # the loop's
+        self.greenlet = None  # the one that works
+        self.since = 0.0
+
+    def __call__(self):
+        """Give way, if it is time."""
+        if get_ident() != self.thread:
+            return
+        current = getcurrent()
+        now = monotonic()
+        if current is not self.greenlet:
+            self.greenlet = current
+            self.since = now
+        elif now - self.since > WORK and current is not get_hub():
+            give_way()
+            self.since = monotonic()
+
+
+pause = Pacer()
+
+
+class Collections:
+    """Python's search for garbage in circles, which would go through millions of new objects in one
+    go. It rests while anybody makes them, in a greenlet or in a thread."""
+
+    def __init__(self):
+        self.resting = 0
+        self.lock = get_original("_thread", "allocate_lock")()  # gevent's is none between threads
+
+    def rest(self, more):
+        with self.lock:
+            self.resting += more
+            if self.resting:
+                gc.disable()
+            else:
+                gc.enable()
+
+
+collections = Collections()
+
+
+@contextmanager
+def without_collections():
+    """While millions of new objects are made."""
+    collections.rest(1)
+    try:
+        yield
+    finally:
+        collections.rest(-1)

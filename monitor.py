@@ -89,7 +89,7 @@ class Monitor:
         kept_out = late and others > max(own, LATE)
         where = others_places(self.ident) if kept_out else place(frame)
         if self.begun and (turns or not works):
-            self.end(now)
+            self.end(now, turns)
         elif turns:
             self.note(own, own, f"a place before {where}", turns)
         if works:
@@ -106,12 +106,12 @@ class Monitor:
                 self.begun = now.earlier(late, last)
         self.where[where] += now.at - last.at
 
-    def end(self, now):
+    def end(self, now, turns=1):
         """The run that was going on has ended."""
         begun = self.begun
         self.begun = None
         where, _ = self.where.most_common(1)[0]
-        self.note(now.at - begun.at, now.cpu - begun.cpu, where)
+        self.note(now.at - begun.at, now.cpu - begun.cpu, where, max(1, turns))
 
     def note(self, seconds, cpu, where, runs=1):
         """Count runs, which took so many seconds together."""

@@ -12,11 +12,13 @@ from gevent import get_hub
 from gevent.event import AsyncResult
 
 from errors import ClientGone, UpstreamTimeout
-from loop import give_way
+from loop import give_way, pause, without_collections
 
 READABLE = 1  # as the event loop's watchers take it
 WRITABLE = 2
 READ = 65536  # bytes a read
+SLICE = 4096  # bytes that are worked on in one go: thousands of events, if they are tiny
+LEAST_RATE = 8192  # bytes a second that a client takes on the whole: half of what a modem can
 AFTERWORD = 0.9  # seconds that an engine has for usage and [DONE] after the last finish
 GRACE = 0.1  # seconds of them for what most engines send at once: the request keeps its slot
 SILENCE = 5.0  # the same where more choices could come
@@ -70,7 +72,11 @@ class Pump:
 
     left          framed bytes that the client has not taken yet
     source_ended  nothing more is wanted of the engine
-    result        set when all is moved, or to the exception that ended it
+    result        set when all is moved, to the exception that ended it, or to bytes of the engine
+                  that are too many for a callback of the hub
+    working       the request's greenlet works on such bytes
+    behind        the moment since which the client has never taken all, or None
+    taken         bytes that it has taken since then
     written       the moment at which the client last took something
     token         the moment of the last token, or since when the next one is waited for
     tokens        the stream's count of tokens at the last sweep
@@ -94,6 +100,10 @@ class Pump:
         self.backlog = backlog
         self.said = said
         self.left = b""
+        self.events = stream.events
+        self.working = False
+        self.behind = None
+        self.taken = 0
         self.source_ended = stream.over or answer.ended
         self.result = AsyncResult()
         self.written = monotonic()
@@ -122,13 +132,32 @@ class Pump:
             if not self.left:
                 self.go_on()
             sweep.add(self, min(TICK, self.limits.keepalive / 2))
-            self.result.get()
+            while data := self.result.get():
+                self.work_on(data)
         finally:
             sweep.drop(self)
             for watcher in (self.reader, self.writer, self.afterword):
                 if watcher is not None:
                     watcher.stop()
                     watcher.close()
+
+    def work_on(self, data):
+        """Run many bytes through the stream, or the end of a large event, in steps. They are of the
+        engine's connection."""
+        self.result = AsyncResult()
+        self.working = True
+        with without_collections():
+            for at in range(0, len(data), SLICE):
+                pause()
+                events = self.feed(self.decode(data[at : at + SLICE]))
+                if events:
+                    pause()
+                    self.write(events)
+        self.working = False
+        if self.stream.closing or self.framing.ended:
+            self.on_closing()
+        if not self.left and not self.result.ready():
+            self.go_on()
 
     def complete(self):
         """Bring a half-written chunk to its end, so that an error event can follow it.
@@ -167,7 +196,10 @@ class Pump:
                 return
             except OSError:
                 data = b""
-            if data:
+            if len(data) > SLICE or len(self.events.rest) > SLICE:
+                self.reader.stop()
+                self.result.set(data)
+            elif data:
                 events = self.feed(self.decode(data))
                 if events:
                     self.write(events)
@@ -227,10 +259,25 @@ class Pump:
             self.written = monotonic()
         if sent == len(data):
             self.left = b""
+            self.behind = None
         else:  # the engine waits for the client
             self.left = memoryview(data)[sent:]  # of a large event, no copy at each write
+            self.fall_behind(sent)
             self.reader.stop()
             self.writer.start(self.guarded, self.on_client)
+
+    def fall_behind(self, sent):
+        """The client has taken so many bytes, and not all."""
+        if self.behind is None:
+            self.behind = monotonic()
+            self.taken = 0
+        self.taken += sent
+
+    def is_too_slow(self, now):
+        """Whether the client takes nothing, or so little that it keeps a slot for ever."""
+        patience = self.limits.stall_timeout
+        late = now - self.behind > patience + self.taken / LEAST_RATE
+        return late or now - self.written > patience
 
     def on_client(self):
         """The client takes bytes again."""
@@ -245,15 +292,15 @@ class Pump:
         """The client has taken all: the end, or the engine's next bytes."""
         if self.source_ended:
             self.stop()
-        else:
+        elif not self.working:
             self.reader.start(self.on_engine)
 
     def on_sweep(self, now):
         """Look for silence: the client's, the engine's, and one that wants a sign of life."""
-        if self.result.ready():
+        if self.result.ready() or self.working:
             return
         if self.left:  # the engine is not read because the client takes nothing
-            if now - self.written > self.limits.stall_timeout:
+            if self.is_too_slow(now):
                 raise ClientGone
             return
         if self.stream.tokens != self.tokens:
@@ -276,6 +323,15 @@ class Pump:
             )
 
 
+def feed(stream, data):
+    """What stream.feed gives for many bytes, which are worked on in steps."""
+    events = []
+    for at in range(0, len(data), SLICE):
+        pause()
+        events.append(stream.feed(data[at : at + SLICE]))
+    return b"".join(events)
+
+
 def hear_out(answer, stream, until):
     """Read on behind an answer whose client has left, until a moment (monotonic) at most. Raises
     Refusal."""
@@ -283,5 +339,5 @@ def hear_out(answer, stream, until):
         data = answer.read(left)
         if not data:
             return
-        stream.feed(data)
+        feed(stream, data)
         give_way()  # they may come faster than they are read

@@ -144,6 +144,7 @@ class Service:
             Gate(settings.max_active, settings.max_queued),
             self.ledger,
             Bodies(settings.max_bodies),
+            Bodies(settings.max_bodies),
             (RequestLog(settings.log).note, metrics.note),
             metrics.odd,
         )
@@ -190,6 +191,7 @@ class Service:
         gate.slots = settings.max_active
         gate.most_waiting = settings.max_queued
         self.gateway.bodies.most = settings.max_bodies
+        self.gateway.answers.most = settings.max_bodies
         self.fleet.update()
         wake(gate.grant())
         restart = f"; {', '.join(fixed)} need a restart" if fixed else ""

@@ -29,6 +29,7 @@ Source: the WHATWG's event stream grammar; OpenAI's chat completion chunks; what
 import re
 from types import NoneType
 
+import steps
 from engines.failures import from_engine
 from engines.kinds import GIVEN_UP
 from errors import UpstreamError, error_body
@@ -53,7 +54,11 @@ from values import as_id, dumps, is_utf8, loads, object_in, objects_in
 DONE = b"data: [DONE]\n\n"
 BOM = b"\xef\xbb\xbf"
 BYTES_A_TOKEN = 4  # of a call's arguments: engines give them in events of any length
-MAX_EVENT = 64 << 20  # bytes; an engine that sends more without a blank line is broken
+MAX_EVENT = 32 << 20  # bytes; an engine that sends more without a blank line is broken
+MOST_LINES = 1000  # of an event: engines write their JSON in one
+TOO_MANY = 16  # times as many choices as were asked for: no engine means that
+SOME = 1024  # choices, where nobody knows how many were
+SLICE = 4096  # bytes of which the events are read in one go
 BLANK = re.compile(rb"(?: |\\[nrt])*+")  # white space, as the inside of a JSON string
 
 # ---- events
@@ -80,6 +85,8 @@ class Events:
                 return ()
             data = bytes(self.rest)
             self.rest = bytearray()
+            if len(data) > steps.LARGE:
+                steps.pause()
         *events, rest = data.split(b"\n\n")
         if rest:
             self.rest = bytearray(rest)
@@ -101,12 +108,26 @@ class Events:
 
 def data_of(event):
     """An event's data lines joined by LF, or None if it has none (a comment, another field)."""
+    if event.startswith(b"data: ") and b"\n" not in event:  # as most are
+        return event[6:]
     lines = [
         line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")
     ]
     if not lines:
         return None
     return b"\n".join(lines)
+
+
+def is_blank(text):
+    """Whether the inside of a JSON string (bytes) is white space."""
+    at = 0
+    while at < len(text):
+        end = BLANK.match(text, at, at + steps.LARGE).end()
+        if end == at:
+            return False
+        steps.pause()
+        at = end
+    return True
 
 
 def data_event(value):
@@ -218,6 +239,7 @@ class ChatStream:
     __slots__ = (
         "choices",
         "early",
+        "ends",
         "events",
         "fresh",
         "held",
@@ -269,6 +291,7 @@ class ChatStream:
         self.fault = None
         self.tokens = 0
         self.thoughts = 0
+        self.ends = 0
         self.usage = None
         self.tokens_at_usage = 0
         self.own_figures = {}
@@ -304,16 +327,23 @@ class ChatStream:
             self.read_plain(completion)
         except UpstreamError as fault:
             return self.break_off(fault)
+        if self.gives_too_many(choices_of(completion)):
+            return b""
         head = {name: completion.get(name) for name in ("id", "created", "model")}
         head["object"] = self.chunk_object
         chunks = [{**head, "choices": [self.chunk_of(choice)]} for choice in choices_of(completion)]
         if completion.get("usage"):
             chunks.append({**head, "choices": [], "usage": completion["usage"]})
-        return self.feed(b"".join(map(data_event, chunks)) + DONE)
+        written = []
+        for chunk in steps.paced(chunks):
+            if not self.over:
+                written.append(self.read_chunk(chunk, b""))
+        self.over = self.closing = True
+        return b"".join(written)
 
     def read_plain(self, completion):
         """Mend a plain completion in place. Raises UpstreamError where it is no answer."""
-        for choice in choices_of(completion):
+        for choice in steps.paced(choices_of(completion)):
             read_message(choice, completion.get("id"), self.names, self.oddities)
             self.choice_state(choice).leak.state = "content"  # what had leaked is taken out
 
@@ -379,21 +409,15 @@ class ChatStream:
     def finished(self):
         return self.have_finished(self.n or 1)
 
-    @property
-    def ends(self):
-        return sum(choice.finished for choice in self.choices.values())
-
     def have_finished(self, least):
         """Whether there are at least so many choices, and all of them have their finish_reason."""
-        return len(self.choices) >= least and all(
-            choice.finished for choice in self.choices.values()
-        )
+        return self.ends == len(self.choices) >= least
 
     # -- from the engine's event to the client's, by the cheapest way that will do
 
     def from_template(self, event):
         """The client's event where only the text differs from the last one's, else None."""
-        if self.template is None:
+        if self.template is None or len(event) > steps.LARGE:
             return None
         event += b"\n\n"
         text = self.template.text(event)
@@ -406,6 +430,7 @@ class ChatStream:
         if not (
             self.single
             and self.held is None
+            and len(event) <= steps.LARGE
             and event.startswith(b"data: {")
             and b'"finish_reason":null' in event
             and (self.past_tags or b'"content":' not in event)
@@ -424,7 +449,7 @@ class ChatStream:
             return None
         template = EventTemplate(event, found, self.raw_names, model)
         if template.kind not in self.said:
-            if BLANK.fullmatch(found[2]):  # line ends alone say nothing
+            if is_blank(found[2]):  # line ends alone say nothing
                 return None
             self.said.add(template.kind)
         self.template = template
@@ -432,14 +457,20 @@ class ChatStream:
 
     def from_json(self, event):
         """The client's event, by parsing; empty where there is nothing to say."""
+        if event.count(b"\n") > MOST_LINES:
+            return self.break_off(UpstreamError("the engine sent an event of too many lines"))
         data = data_of(event)
         if data is None or not data.strip():
             return b""
         if data.strip() == b"[DONE]":
             self.over = self.closing = True
             return b""
+        read = loads
+        if len(data) > steps.LARGE:
+            steps.pause()
+            read = steps.read
         try:
-            chunk = loads(data)
+            chunk = read(data)
         except (ValueError, RecursionError):
             chunk = None
         if not isinstance(chunk, dict):
@@ -473,9 +504,11 @@ class ChatStream:
     def write_chunk(self, chunk, data, changed):
         """The client's bytes for a chunk that was read.
 
-        data      the engine's bytes of it
+        data      the engine's bytes of it, or b"" where there are none
         changed   whether the chunk is no longer what they say
         """
+        if not data or len(data) > steps.LARGE:
+            return steps.joined(chunk, b"data: ", b"\n\n")
         if changed or b"\n" in data or not is_utf8(data):
             return data_event(chunk)
         return b"data: " + data + b"\n\n"
@@ -483,8 +516,11 @@ class ChatStream:
     # -- a chunk
 
     def read_chunk(self, chunk, data):
-        """The client's bytes for a chunk (a dict, changed in place), which came as `data`."""
+        """The client's bytes for a chunk (a dict, changed in place), which came as `data`, or as
+        b"" in another form."""
         choices = choices_of(chunk)
+        if self.gives_too_many(choices):
+            return b""
         usage = self.usage
         changed = self.take_usage(chunk, choices)
         if changed is None:
@@ -496,7 +532,9 @@ class ChatStream:
             changed = True
         if self.head is not None:
             changed = self.rename(chunk) or changed
-        mended = [self.mend_choice(choice, chunk) for choice in choices]
+        mended = []
+        for choice in steps.paced(choices):
+            mended.append(self.mend_choice(choice, chunk))
         if self.usage is not usage:  # it counts the chunk that it came with
             self.tokens_at_usage = self.tokens
         if self.fault:
@@ -512,6 +550,13 @@ class ChatStream:
                 choice.leak.past_tags for choice in self.choices.values()
             )
         return self.resume() + self.write_mended(chunk, data, changed or any(mended))
+
+    def gives_too_many(self, choices):
+        """Whether there are more choices than anybody asks for. That ends the stream."""
+        if len(choices) + len(self.choices) <= TOO_MANY * (self.n or SOME):
+            return False
+        self.break_off(UpstreamError("the engine gives choices beyond all bounds"))
+        return True
 
     def write_mended(self, chunk, data, changed):
         """The client's bytes for a chunk that is mended, or none while it is held back."""
@@ -639,8 +684,11 @@ class ChatStream:
         given = delta["tool_calls"]
         calls = state.tool_calls
         completion_id = as_id(chunk.get("id")) or "0"
-        pieces = [calls.take(piece, completion_id) for piece in objects_in(delta, "tool_calls")]
-        mended = [piece for piece in pieces if piece is not None]
+        mended = []
+        for piece in steps.paced(objects_in(delta, "tool_calls")):
+            taken = calls.take(piece, completion_id)
+            if taken is not None:
+                mended.append(taken)
         if calls.renamed and self.held is not None:
             self.held = (*self.held[:2], True)
         calls.renamed = False
@@ -654,6 +702,7 @@ class ChatStream:
         """End a choice (a dict, changed in place). Returns whether it changed."""
         reason = choice["finish_reason"]
         state.finished = True
+        self.ends += 1
         self.single = False  # what comes now has to be read
         self.template = None
         self.closing = self.n is not None and self.finished
@@ -780,7 +829,7 @@ class PieceStream(ChatStream):
         for choice in self.own_choices(chunk):
             for kind, value in pieces_of(choice):
                 if kind in TEXT_FIELDS:
-                    out.append(self.text(kind, dumps(value)[1:-1]))
+                    out.append(self.text(kind, quoted(value)))
                 else:
                     out.append(self.piece(kind, value))
         if isinstance(chunk.get("usage"), dict):
@@ -802,9 +851,19 @@ class PieceStream(ChatStream):
 
 def length_of_calls(delta):
     """How long the arguments are that a delta brings."""
-    pieces = [object_in(call, "function") for call in objects_in(delta, "tool_calls")]
-    arguments = [piece.get("arguments") for piece in pieces]
-    return sum(len(text) for text in arguments if isinstance(text, str))
+    length = 0
+    for call in steps.paced(objects_in(delta, "tool_calls")):
+        arguments = object_in(call, "function").get("arguments")
+        if isinstance(arguments, str):
+            length += len(arguments)
+    return length
+
+
+def quoted(text):
+    """The inside of a text's JSON string."""
+    if len(text) > steps.LARGE:
+        return steps.joined(text)[1:-1]
+    return dumps(text)[1:-1]
 
 
 def pieces_of(choice):
@@ -813,7 +872,7 @@ def pieces_of(choice):
     for kind, name in TEXT_FIELDS.items():
         if isinstance(delta.get(name), str) and delta[name]:
             yield kind, delta[name]
-    for tool_call in objects_in(delta, "tool_calls"):
+    for tool_call in steps.paced(objects_in(delta, "tool_calls")):
         yield "tool", tool_call
     if choice.get("finish_reason"):
         yield "finish", choice
@@ -823,8 +882,18 @@ def pieces_of(choice):
 
 
 def chunks_of(events, stream):
-    """The chunks (dicts) in the bytes of a whole stream, as `stream` (a ChatStream) mends them.
-    Raises Refusal where they add up to no whole answer."""
-    written = stream.feed(events + b"\n\n")
+    """The chunks (dicts) in the bytes of a whole stream, one by one, as `stream` (a ChatStream)
+    mends them. Raises Refusal where they add up to no whole answer."""
+    for at in range(0, len(events), SLICE):
+        steps.pause()
+        written = stream.feed(bytes(events[at : at + SLICE]))
+        yield from map(chunk_in, filter(None, written.split(b"\n\n")))
+    written = stream.feed(b"\n\n")
+    yield from map(chunk_in, filter(None, written.split(b"\n\n")))
     stream.end()
-    return [loads(data_of(event)) for event in written.split(b"\n\n") if event]
+
+
+def chunk_in(event):
+    """The chunk in an event."""
+    steps.pause()
+    return steps.read(data_of(event))

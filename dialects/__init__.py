@@ -3,8 +3,9 @@
     read(body, fleet) -> Ask
         body     the request's, as bytes
         fleet    finds models: engines.fleet.Fleet
-    write(answer, ask) -> (bytes, usage)
-        The client's body for an answer that is not streamed, and the engine's own figures.
+    write(answer, ask) -> (body, usage)
+        The client's body for an answer that is not streamed (bytes, or a list of them where it is
+        large), and the engine's own figures.
         answer   the engine's: a dict, or the bytes of a stream that nobody asked for
     refusal(error) -> bytes
         The client's body for a Refusal. `read` and `write` raise them.
@@ -52,6 +53,7 @@ class Ask:
     oddities what is odd about a plain answer, words of stream.py; a stream has its own
     remarks  what the log says of it: never the client's words
     measured counting.length_of_request of a large one, or None
+    each     see steps.read: what is done with each item of a large plain answer
     own_figures
              what stands in for the figures that a plain answer's engine does not give, in the same
              names; a stream has its own
@@ -70,6 +72,7 @@ class Ask:
     oddities: set = field(default_factory=set)
     remarks: list = field(default_factory=list)
     measured: tuple | None = None
+    each: tuple | None = None
     own_figures: dict = field(default_factory=dict)
 
     @property

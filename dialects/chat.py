@@ -7,6 +7,7 @@ mend what clients get wrong.
 Source: the gateway's specification, pages 1 to 3; OpenAI's reference of POST /v1/chat/completions.
 """
 
+import steps
 from dialects import sampling
 from dialects.chat_messages import read_messages
 from dialects.engine import engine_chat
@@ -99,9 +100,9 @@ def refusal(error):
 def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that
     nobody asked for. Raises Refusal."""
-    if isinstance(answer, bytes):
+    if not isinstance(answer, dict):
         answer = collected(answer, ask.oddities)
-    for choice in required_choices(answer):
+    for choice in steps.paced(required_choices(answer)):
         choice.setdefault("logprobs", None)
         read_message(choice, answer.get("id"), ask.extra["names"], ask.oddities)
         message = choice.get("message")
@@ -109,7 +110,7 @@ def write(answer, ask):
             fit_schema(message)
     answer["model"] = ask.model.id
     fit_nulls(answer)
-    return dumps(answer), answer.get("usage")
+    return steps.write(answer), answer.get("usage")
 
 
 def fit_schema(message):
@@ -123,10 +124,11 @@ def collected(events, oddities):
     whole answer. What is odd about it is added to `oddities`, a set."""
     stream = ChatStream(usage=True, n=None)  # so that every event is parsed
     stream.oddities = oddities
-    chunks = chunks_of(events, stream)
+    first = {}
     choices = {}
-    for chunk in chunks:
-        for choice in choices_of(chunk):
+    for chunk in chunks_of(events, stream):
+        first = first or chunk
+        for choice in steps.paced(choices_of(chunk)):
             index = index_of(choice)
             message = {"role": "assistant", "content": None}
             new = {"index": index, "message": message, "logprobs": None}
@@ -134,9 +136,10 @@ def collected(events, oddities):
             add_delta(whole["message"], choice["delta"])
             add_end(whole, choice)
     for choice in choices.values():
+        steps.pause()
         join(choice["message"])
     return {
-        **{name: chunks[0].get(name) for name in ("id", "created", "model")},
+        **{name: first.get(name) for name in ("id", "created", "model")},
         "object": "chat.completion",
         "choices": [choices[index] for index in sorted(choices)],
         "usage": stream.usage,
@@ -147,7 +150,7 @@ def add_delta(message, delta):
     """Add one delta to a message, whose texts are lists of pieces."""
     for name, value in delta.items():
         if name == "tool_calls":
-            for piece in objects_in(delta, name):
+            for piece in steps.paced(objects_in(delta, name)):
                 add_tool_call(message.setdefault(name, []), piece)
         elif isinstance(value, str) and name != "role":
             message[name] = message.get(name) or []
@@ -179,6 +182,7 @@ def join(message):
     """Make texts of the pieces in a message, in place."""
     functions = [call["function"] for call in message.get("tool_calls", [])]
     for table in (message, *functions):
+        steps.pause()
         for name, value in table.items():
             if isinstance(value, list) and name != "tool_calls":
                 table[name] = "".join(value)

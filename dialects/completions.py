@@ -6,6 +6,7 @@ Several prompts and token arrays go on as they are; an engine that does not take
 Source: the gateway's specification, pages 2 and 3; OpenAI's reference of POST /v1/completions.
 """
 
+import steps
 from dialects import Ask, sampling
 from dialects.engine import model_for, written
 from dialects.read import choices_asked, parse, read_stream, typed, whole_ids
@@ -83,14 +84,14 @@ def are_tokens(values):
 def write(answer, ask):
     """(the client's bytes, the usage) of an engine's answer: a dict, or the bytes of a stream that
     nobody asked for. Raises Refusal."""
-    if isinstance(answer, bytes):
+    if not isinstance(answer, dict):
         answer = collected(answer, ask.oddities)
-    for choice in required_choices(answer):
+    for choice in steps.paced(required_choices(answer)):
         choice.setdefault("logprobs", None)
         read_text(choice, ask.oddities)
     answer["model"] = ask.model.id
     fit_nulls(answer)
-    return dumps(answer), answer.get("usage")
+    return steps.write(answer), answer.get("usage")
 
 
 def collected(events, oddities):
@@ -98,17 +99,19 @@ def collected(events, oddities):
     whole answer. What is odd about it is added to `oddities`, a set."""
     stream = CompletionStream(usage=True, n=None)  # so that every event is parsed
     stream.oddities = oddities
-    chunks = chunks_of(events, stream)
+    first = {}
     choices = {}
-    for chunk in chunks:
-        for choice in choices_of(chunk):
+    for chunk in chunks_of(events, stream):
+        first = first or chunk
+        for choice in steps.paced(choices_of(chunk)):
             index = index_of(choice)
             new = {"index": index, "text": [], "logprobs": None, "finish_reason": None}
             add(choices.setdefault(index, new), choice)
     for choice in choices.values():
+        steps.pause()
         choice["text"] = "".join(choice["text"])
     return {
-        **{name: chunks[0].get(name) for name in ("id", "created", "model")},
+        **{name: first.get(name) for name in ("id", "created", "model")},
         "object": "text_completion",
         "choices": [choices[index] for index in sorted(choices)],
         "usage": stream.usage,

@@ -11,6 +11,7 @@ import math
 from array import array
 from base64 import b64decode, b64encode
 
+import steps
 from dialects import Ask
 from dialects.completions import are_tokens
 from dialects.engine import model_for, written
@@ -43,7 +44,8 @@ def read(body, fleet):
     model = model_for(fleet, name, "embedding")
     payload |= {"model": model.engine_id, "encoding_format": form}
     extra = {"form": form, "dimensions": dimensions, "inputs": inputs}
-    return Ask(PATH, written(payload), model, extra=extra, most=0)
+    each = ("data", lambda item: steps.Raw([dumps(formed_item(item, extra))]))
+    return Ask(PATH, written(payload), model, extra=extra, most=0, each=each)
 
 
 def read_form(payload):
@@ -95,16 +97,24 @@ def write(answer, ask):
     data = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(data, list) or len(data) != ask.extra["inputs"]:
         raise UpstreamError(UNREADABLE)
-    for item in data:
-        vector = vector_in(item)
-        item["embedding"] = formed(vector, ask.extra["form"], ask.extra["dimensions"])
+    for at, item in enumerate(data):
+        steps.pause()
+        if not isinstance(item, steps.Raw):  # as `each` has made of those of a large answer
+            data[at] = formed_item(item, ask.extra)
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         usage = None
     counted = ask.own_figures.get("prompt_tokens", 0)
     answer["usage"] = usage or {"prompt_tokens": counted, "total_tokens": counted}
     answer["model"] = ask.model.id
-    return dumps(answer), usage
+    return steps.write(answer), usage
+
+
+def formed_item(item, extra):
+    """An item of the engine's answer, changed in place to what the client wants (`Ask.extra`)."""
+    vector = vector_in(item)
+    item["embedding"] = formed(vector, extra["form"], extra["dimensions"])
+    return item
 
 
 def vector_in(item):

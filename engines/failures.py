@@ -9,6 +9,8 @@ from engines.kinds import CLIENTS_MISTAKE, PROMPT_FIELDS, TOO_LONG
 from errors import RETRY_AFTER, Refusal, UpstreamError
 
 MAX_MESSAGE = 2000  # characters of an engine's message; some repeat the whole prompt
+LOOKED_AT = 1 << 16  # characters of one that are looked at
+MOST_SENTENCES = 100  # of a list of errors
 MARKUP = re.compile(r"<(?:!doctype|html|body|head)\b|Traceback \(most recent call last\)", re.I)
 CODES = {
     400: "invalid_request",
@@ -91,7 +93,10 @@ def message_of(fields):
     """The sentence in an engine's error, or None where there is none that a person should see."""
     message = fields.get("message") or fields.get("detail")
     if isinstance(message, list):
-        message = "; ".join(sentence(item) for item in message if isinstance(item, dict))
+        some = message[:MOST_SENTENCES]
+        message = "; ".join(sentence(item) for item in some if isinstance(item, dict))
+    if isinstance(message, str):
+        message = message[:LOOKED_AT]
     if not isinstance(message, str) or not message.strip() or MARKUP.search(message):
         return None
     return message.strip()[:MAX_MESSAGE]

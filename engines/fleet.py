@@ -1,6 +1,5 @@
 """Engines and their models: what is loaded, which engine has it; ask an engine, count with it."""
 
-import json
 import logging
 import posixpath
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from errors import (
     UpstreamError,
 )
 from settings import matches
+from steps import read
 
 logger = logging.getLogger("sparks")
 PROBE_TIMEOUT = 10  # seconds for each question of a probe
@@ -30,7 +30,8 @@ FIRST_PROBE = 2  # seconds that a request waits for the very first probe
 COUNT_TIMEOUT = 10  # seconds for the count of a prompt's tokens
 COUNTS = 8  # prompts that one engine is asked to count at once
 MAX_LIST = 4 << 20  # bytes of a list of models
-MAX_COUNT = 64 << 20  # bytes of the answer to a count: some engines list the tokens too
+MAX_COUNT = 16 << 20  # bytes of the answer to a count: some engines list the tokens too
+MOST_MODELS = 1000  # of one engine; the others are not looked at
 MOST_METERS = 100  # models whose counting is remembered
 # What a probe may meet: an engine's JSON can be of any shape.
 PROBE_FAULTS = (Silent, Refusal, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -148,7 +149,7 @@ class Engine:
         status, body = self.get("/v1/models")
         if status != 200:
             raise UpstreamError("the engine lists no models")
-        served = [entry for entry in json.loads(body)["data"] if has_usable_id(entry)]
+        served = [entry for entry in read(body)["data"][:MOST_MODELS] if has_usable_id(entry)]
         if not served:
             raise UpstreamError("the engine has no model")
         return served

@@ -18,7 +18,7 @@ import gevent
 from gevent import socket
 
 from errors import ModelUnavailable, UpstreamError
-from loop import give_way
+from loop import give_way, pause
 from tcp import detect_vanished_peer, send_all
 
 CONNECT_TIMEOUT = 10  # seconds
@@ -585,24 +585,26 @@ class Answer:
             return lambda data: unframe(decrypt(data))
         return unframe
 
-    def all(self, seconds, limit):
-        """The whole body, at most `limit` bytes. Raises Silent, UpstreamError."""
+    def all(self, seconds, limit, hold=None):
+        """The whole body, at most `limit` bytes; a bytearray where it is large. Raises Silent,
+        UpstreamError.
+
+        hold  a function that is told of more bytes before they are kept, and may wait or raise
+        """
         until = monotonic() + seconds
-        parts = []
-        size = 0
-        while True:
-            data = self.read(until - monotonic())
-            if data is None:
-                raise Silent
-            if not data:
-                break
-            parts.append(data)
-            size += len(data)
-            if size > limit:
+        whole = bytearray()
+        while data := self.read(until - monotonic()):
+            pause()
+            if len(whole) + len(data) > limit:
                 raise BadAnswer("the engine's answer is too large")
+            if hold:
+                hold(len(data))
+            whole += data
+        if data is None:
+            raise Silent
         if not self.ended:
             raise UpstreamError("the engine broke off midway; send the request again")
-        return b"".join(parts)
+        return whole if len(whole) > READ else bytes(whole)
 
     def close(self, whole=False):
         """Give the connection back. `whole`: all that matters has come, so it may serve again.

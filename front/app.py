@@ -6,18 +6,21 @@ double what a completion costs.
 
 import http.client
 import secrets
+from collections import deque
 from itertools import chain
-from time import time
+from time import monotonic, time
 
 from werkzeug.wsgi import ClosingIterator
 
-from call import Call, answer_whole, as_refusal, count_prompt, relay
+from call import Call, answer_whole, as_refusal, count_prompt, relay, size_of
 from dialects.responses import Responses
+from errors import ClientGone
 from front import reading
 from front.body import Body
 from front.edge import check_edge, check_key, response_headers
 from front.routes import ROUTES
 from front.views import small_app
+from pump import LEAST_RATE
 
 PIECE = 1 << 16  # bytes of a plain answer in one write
 JSON = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
@@ -109,8 +112,8 @@ def serve(call, dialect):
         body = answer_whole(call, ask, dialect.write)
     else:
         body, _ = dialect.write(count_prompt(call, ask), ask)
-    headers = [*JSON, ("Content-Length", str(len(body)))]
-    return headers + ignored_header(ask), pieces(body)
+    headers = [*JSON, ("Content-Length", str(size_of(body)))]
+    return headers + ignored_header(ask), pieces(body, call)
 
 
 def ignored_header(ask):
@@ -119,8 +122,43 @@ def ignored_header(ask):
     return [("x-sparks-ignored", ask.ignored)] if ask and ask.ignored else []
 
 
-def pieces(body):
-    """A body in pieces, each of which the client has its time to take."""
+def pieces(body, call):
+    """A body, bytes or a list of them, in pieces that the client has its time to take."""
+    if isinstance(body, list):
+        return in_time(together(deque(body), call), call)
     if len(body) <= PIECE:
         return [body]
-    return (body[at : at + PIECE] for at in range(0, len(body), PIECE))
+    cut = (body[at : at + PIECE] for at in range(0, len(body), PIECE))
+    return in_time(cut, call)
+
+
+def together(parts, call):
+    """Small parts of a body as pieces of about one size. The parts, a deque, are let go one by
+    one."""
+    left = sum(map(len, parts))
+    piece = []
+    size = 0
+    while parts:
+        piece.append(parts.popleft())
+        size += len(piece[-1])
+        if size >= PIECE or not parts:
+            yield b"".join(piece)
+            left -= size
+            call.keep_only(left)
+            piece = []
+            size = 0
+
+
+def in_time(pieces, call):
+    """The pieces of a large body, which is kept in memory for its client: it must take them fast
+    enough, on the whole. Raises ClientGone."""
+    sent = 0
+    begun = monotonic()
+    patience = call.gateway.settings.stall_timeout
+    for piece in pieces:
+        time_left = patience + sent / LEAST_RATE - (monotonic() - begun)
+        if time_left <= 0:
+            raise ClientGone
+        call.sock.settimeout(min(patience, time_left))
+        yield piece
+        sent += len(piece)

@@ -2,18 +2,16 @@
 Python lets the event loop run whenever that has to. See json_steps.py for what is one long call.
 """
 
-import gc
 import logging
 import sys
 import traceback
 from functools import cache
 
-from gevent.monkey import get_original
 from gevent.threadpool import ThreadPool
 
 import json_steps
 from errors import InvalidRequest, Refusal
-from loop import Shares
+from loop import Shares, without_collections
 
 MOST_ECHO = 8 << 20  # bytes of a request that its answer repeats: no context is as long
 THREADS = 2
@@ -106,42 +104,18 @@ def read_in_thread(call, dialect, fleet):
 
 def attempt(call, dialect, fleet):
     """The Ask, or the exception. What was read is let go of here: that takes its time too."""
-    collector.pause()
     values = []
     json_steps.kept.set(values)
-    try:
-        ask = made(call, dialect, fleet)
-        call.measure(ask)
-        return ask
-    except Refusal as refusal:
-        refusal.__context__ = None  # its frames hold what was read
-        return refusal.with_traceback(None)
-    except Exception as error:  # a fault of ours: the log shows where
-        traceback.clear_frames(error.__traceback__)
-        return error
-    finally:
-        json_steps.let_go(values)
-        collector.resume()
-
-
-class Collector:
-    """Python's search for garbage in circles, which would go through millions of new objects, again
-    and again, while nobody else runs. It pauses while large bodies are read."""
-
-    def __init__(self):
-        self.readers = 0
-        self.lock = get_original("_thread", "allocate_lock")()  # gevent's is none between threads
-
-    def pause(self):
-        with self.lock:
-            self.readers += 1
-            gc.disable()
-
-    def resume(self):
-        with self.lock:
-            self.readers -= 1
-            if not self.readers:
-                gc.enable()
-
-
-collector = Collector()
+    with without_collections():
+        try:
+            ask = made(call, dialect, fleet)
+            call.measure(ask)
+            return ask
+        except Refusal as refusal:
+            refusal.__context__ = None  # its frames hold what was read
+            return refusal.with_traceback(None)
+        except Exception as error:  # a fault of ours: the log shows where
+            traceback.clear_frames(error.__traceback__)
+            return error
+        finally:
+            json_steps.let_go(values)

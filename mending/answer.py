@@ -1,5 +1,6 @@
 """What ends an answer, what is odd about it, and answers that come whole."""
 
+import steps
 from engines.kinds import GIVEN_UP
 from errors import UpstreamError
 from mending.thinking import NAMES, set_reasoning, split_thinking
@@ -81,6 +82,7 @@ def read_message(choice, completion_id, names, oddities):
         if rest != content:
             message["content"] = rest
     set_reasoning(message, names, thought)
+    steps.pause()
     calls = ToolCalls(oddities, [])
     if message.get("tool_calls"):
         given = objects_in(message, "tool_calls")
@@ -120,7 +122,7 @@ def join_parts(message):
     if content is None or isinstance(content, str):
         return False
     texts = {"text": [], "thinking": []}
-    for part in objects_in(message, "content"):
+    for part in steps.paced(objects_in(message, "content")):
         kind = part.get("type")
         if kind in texts:
             texts[kind].append(text_of(part.get(kind)))

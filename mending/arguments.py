@@ -4,9 +4,11 @@ import re
 
 import orjson
 
-from values import loads
+import steps
+from mending.tool_calls import ObjectEnd
 
 DEEPEST = 100  # brackets in each other; clients' parsers give up at some depth
+LONG = 1 << 15  # characters of a string that are mended in one step
 HEX = "[0-9a-fA-F]"
 # The two escapes of a character outside the basic plane: a high surrogate and a low one.
 HIGH = rf"\\u[dD][89abAB]{HEX}{{2}}"
@@ -91,6 +93,7 @@ class ObjectText:
         out = []
         at = 0
         while at < len(text) and not (self.whole or self.broken):
+            steps.pause()
             read = self.string if self.in_string else self.token
             at, part = read(text, at)
             self.length += len(part)
@@ -101,14 +104,19 @@ class ObjectText:
 
     def string(self, text, at):
         """(where the inside of a string ends in a text, what is given for it)."""
-        content = CONTENT.match(text, at)[0]
-        at += len(content)
-        content = mended_content(content)
-        if text.startswith('"', at):
-            self.in_string = False
-            return at + 1, content + '"'
+        parts = []
+        size = LONG
+        while size > LONG // 2:  # less is read only at its end, or where an escape still arrives
+            steps.pause()
+            content = CONTENT.match(text, at, at + LONG)[0]
+            size = len(content)
+            at += size
+            parts.append(mended_content(content))
+            if text.startswith('"', at):
+                self.in_string = False
+                return at + 1, "".join(parts) + '"'
         self.held = text[at:]
-        return len(text), content
+        return len(text), "".join(parts)
 
     def token(self, text, at):
         """The same of the next token outside strings, and the white space before it."""
@@ -160,12 +168,30 @@ class ObjectText:
 
 def is_object(text):
     """Whether a text is a JSON object as every client parses it."""
-    if text.count("{") + text.count("[") > DEEPEST:
+    if text.count("{") + text.count("[") > DEEPEST and depth_of(text) > DEEPEST:
         return False
+    if len(text) > steps.LARGE:
+        return is_large_object(text)
     try:
         return isinstance(orjson.loads(text.encode()), dict)
     except ValueError:
         return False
+
+
+def is_large_object(text):
+    """The same of a large text. What JSON doesn't have, such as NaN, is read there, and no client
+    would."""
+    try:
+        return isinstance(steps.read(text.encode(), strict=True), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def depth_of(text):
+    """How many brackets are inside each other in a JSON text."""
+    end = ObjectEnd()
+    end.cut(text)
+    return end.deepest
 
 
 def whole_values(text):
@@ -174,4 +200,4 @@ def whole_values(text):
     one.feed(text)
     length, brackets = one.values
     closers = [CLOSERS[bracket] for bracket in reversed(brackets)]
-    return loads((text[:length] + "".join(closers)).encode() or b"{}")
+    return steps.read((text[:length] + "".join(closers)).encode() or b"{}")

@@ -2,14 +2,19 @@
 
 import re
 
-from values import as_id, dumps, loads, object_in
+import steps
+from errors import UpstreamError
+from values import as_id, object_in
 
 # What is odd about a call, see mending/answer.py.
 NO_NAME = "call_without_name"
 SAME_ID = "calls_of_one_id"
 NO_OBJECT = "arguments_not_object"
+MOST_CALLS = 5000  # of an answer: no model means more
 
-MARK = re.compile(r'"|\\.|\\\Z|[{}\[\]]', re.S)
+MARK = re.compile(r'["\\{}\[\]]')
+# The inside of a string, up to its end or to half an escape.
+INSIDE = re.compile(r'(?:[^"\\]++|\\.)*+', re.S)
 # The fields of a piece of a call, and of its function, that are read here; the others go on.
 CALL_FIELDS = ("index", "id", "type", "function")
 FUNCTION_FIELDS = ("name", "arguments")
@@ -21,7 +26,7 @@ def arguments_text(value):
         return ""
     if isinstance(value, str):
         return value
-    return dumps(value).decode()
+    return steps.joined(value).decode()
 
 
 def call_id(value):
@@ -40,6 +45,7 @@ class ObjectEnd:
 
     def __init__(self):
         self.depth = 0  # brackets that are open
+        self.deepest = 0  # how many have been at once
         self.in_string = False
         self.escaping = False  # the last piece ended with a backslash
         self.reached = False
@@ -50,23 +56,44 @@ class ObjectEnd:
             return ""
         if self.in_string and not self.escaping and '"' not in text and "\\" not in text:
             return text
-        begin = int(self.escaping)
+        at = int(self.escaping)
         self.escaping = False
-        for found in MARK.finditer(text, begin):
-            mark = found[0]
-            if mark == '"':
-                self.in_string = not self.in_string
-            elif mark[0] == "\\":
-                self.escaping = len(mark) == 1
-            elif not self.in_string:
-                if mark in "{[":
-                    self.depth += 1
-                    continue
-                self.depth -= 1
+        while True:
+            steps.pause()
+            if self.in_string:
+                at = self.string_end(text, at)
+                if self.in_string:
+                    return text
+            found = MARK.search(text, at)
+            if not found:
+                return text
+            at = found.end()
+            if found[0] == '"':
+                self.in_string = True
+            elif found[0] == "\\":
+                self.escaping = at == len(text)
+                at += 1
+            else:
+                self.depth += 1 if found[0] in "{[" else -1
+                self.deepest = max(self.deepest, self.depth)
                 if not self.depth:
                     self.reached = True
-                    return text[: found.end()]
-        return text
+                    return text[:at]
+
+    def string_end(self, text, at):
+        """The place behind the string that is open, or behind the text."""
+        end = at
+        while end < len(text):
+            steps.pause()
+            at = INSIDE.match(text, end, end + steps.LARGE).end()
+            if text.startswith('"', at):
+                self.in_string = False
+                return at + 1
+            if at == len(text) - 1:
+                self.escaping = True
+                return len(text)
+            end = at
+        return end
 
 
 class ToolCall:
@@ -137,7 +164,7 @@ class ToolCall:
     @property
     def is_object(self):
         try:
-            value = loads("".join(self.arguments).encode("utf-8", "replace"))
+            value = steps.read("".join(self.arguments).encode("utf-8", "replace"))
         except (ValueError, RecursionError):
             return False
         return isinstance(value, dict)
@@ -254,6 +281,9 @@ class ToolCalls:
         return self.calls[-1]
 
     def open(self, engine_id):
+        """A new call. Raises UpstreamError where there are too many."""
+        if len(self.calls) >= MOST_CALLS:
+            raise UpstreamError(f"the engine's answer calls more than {MOST_CALLS:,} tools")
         call = ToolCall(None)
         self.calls.append(call)
         self.name_by(call, engine_id)
@@ -296,7 +326,7 @@ class ToolCalls:
         cut  whether the message was cut off, so that a call's arguments may not have begun
         """
         out = []
-        for piece in pieces:
+        for piece in steps.paced(pieces):
             function = object_in(piece, "function")
             call = self.open(call_id(piece.get("id")))
             call.take(arguments_text(function.get("arguments")))
@@ -320,7 +350,7 @@ class ToolCalls:
 
     def judge(self):
         """Look at the calls that have ended."""
-        for call in self.calls[self.judged :]:
+        for call in steps.paced(self.calls[self.judged :]):
             if call.index is None:
                 self.oddities.add(NO_NAME)
             elif call.cut_short:

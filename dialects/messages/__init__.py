@@ -9,6 +9,7 @@ docs/messages.md lists where this differs from either, and why.
 """
 
 import reasoning
+import steps
 from dialects.chat import collected
 from dialects.engine import engine_chat, with_count
 from dialects.history import Ignored, Past
@@ -22,7 +23,7 @@ from dialects.messages.usage import UNKNOWN, usage_of
 from dialects.read import parse, typed, whole
 from errors import InvalidRequest, NotFound
 from mending.answer import read_message, required_choices
-from values import as_dict, dumps, objects_in
+from values import as_dict, objects_in
 
 __all__ = ["read", "write", "refusal"]
 
@@ -69,12 +70,13 @@ def write(answer, ask):
 
     answer  a chat completion (a dict), or the bytes of a stream that nobody asked for
     """
-    if isinstance(answer, bytes):
+    if not isinstance(answer, dict):
         answer = collected(answer, ask.oddities)
     choice = required_choices(answer)[0]
     read_message(choice, answer.get("id"), ("reasoning",), ask.oddities)
     message = as_dict(choice.get("message"))
-    tool_calls = [whole_call(piece) for piece in objects_in(message, "tool_calls")]
+    pieces = steps.paced(objects_in(message, "tool_calls"))
+    tool_calls = [whole_call(piece) for piece in pieces]
     blocks = content_blocks(message, tool_calls, ask.extra["thinks"], choice.get("finish_reason"))
     reason, sequence = stop_of(choice, tool_calls, bool(message.get("refusal")))
     usage = answer.get("usage")
@@ -89,7 +91,7 @@ def write(answer, ask):
         **NULLS,
         "usage": {**UNKNOWN, **usage_of(usage, ask.own_figures)},
     }
-    return dumps(said), usage
+    return steps.write(said), usage
 
 
 # ---- the prompt

@@ -19,7 +19,7 @@ from dialects.messages.message import NULLS, message_id, stop_of
 from dialects.messages.tool_calls import ToolCall
 from dialects.messages.usage import UNKNOWN, UNKNOWN_IN_DELTA, usage_of
 from mending.answer import CUT
-from stream import BLANK, PieceStream
+from stream import PieceStream, is_blank
 from values import as_id, dumps
 
 logger = logging.getLogger("sparks")
@@ -78,7 +78,7 @@ class MessageStream(PieceStream):
         self.block = None  # its kind, a name in DELTAS
         self.index = -1
         self.before = b""  # what stands before the text in its deltas' events
-        self.blanks = {}  # kind of a text -> its white space that has opened no block yet
+        self.blanks = {}  # kind of a text -> pieces of white space that have opened no block yet
         # tool calls
         self.tool_calls = {}  # index -> ToolCall
         self.open_tool_call = None
@@ -131,11 +131,13 @@ class MessageStream(PieceStream):
         """The same once no call is open."""
         if kind == self.block:
             return self.before + text + AFTER
-        held = self.blanks.get(kind, b"")
-        if BLANK.fullmatch(text):
-            self.blanks = {kind: held + text}
+        held = self.blanks.get(kind, [])
+        if is_blank(text):
+            held.append(text)
+            self.blanks = {kind: held}
             return b""
-        return self.begin(kind, EMPTY_BLOCKS[kind]) + self.before + held + text + AFTER
+        begin = self.begin(kind, EMPTY_BLOCKS[kind])
+        return b"".join((begin, self.before, *held, text, AFTER))
 
     def tool_call(self, piece):
         """A piece of a tool call."""

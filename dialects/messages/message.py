@@ -5,6 +5,7 @@ Source: Anthropic's reference of POST /v1/messages, the answer.
 
 import logging
 
+import steps
 from mending.answer import CUT, check_finish
 from mending.arguments import whole_values
 from values import as_id
@@ -64,7 +65,7 @@ def content_blocks(message, tool_calls, thinks, finish):
         logger.info("thinking was off; %d characters of it were left out", len(thinking))
     if text.strip():
         blocks.append({"type": "text", "text": text, "citations": []})
-    for tool_call in tool_calls:
+    for tool_call in steps.paced(tool_calls):
         arguments = tool_call.sayable() + tool_call.rest()
         blocks.append({**tool_call.block, "input": whole_values(arguments)})
     return blocks

@@ -144,10 +144,11 @@ class Responses:
         answer  a chat completion (a dict), or the bytes of a stream that nobody asked for
         """
         stream = ask.extra["response_stream"]
-        if isinstance(answer, bytes):
+        if not isinstance(answer, dict):
             answer = collected(answer, ask.oddities)
         stream.oddities = ask.oddities
         stream.own_figures = ask.own_figures
+        stream.writer.plain = True
         stream.feed_plain(answer)
         stream.end()
         return stream.response, stream.usage

@@ -9,6 +9,7 @@ Response.
 from collections.abc import Callable
 from typing import NamedTuple
 
+import steps
 from dialects.responses.items import (
     CustomToolCall,
     EventWriter,
@@ -21,7 +22,7 @@ from dialects.responses.items import (
 from dialects.responses.tools import ClientTool
 from dialects.responses.usage import usage_of
 from mending.answer import check_finish
-from stream import BLANK, PieceStream
+from stream import PieceStream, is_blank
 from values import as_dict, dumps, objects_in
 
 # finish_reason -> why a Response is incomplete
@@ -101,11 +102,15 @@ class ResponseStream(PieceStream):
         return out + self.writer.event(b"in_progress", self.response_field(b"in_progress"))
 
     def end(self):
+        """The last event; none where only the Response is wanted."""
         super().end()
         check_finish(self.finish)
         if self.last_event is None:
             status = b"incomplete" if self.finish in INCOMPLETE else b"completed"
             self.response = self.as_json(status)
+            if self.writer.plain:
+                return b""
+            steps.pause()
             self.last_event = self.writer.event(status, b'"response":%b' % self.response)
         return self.last_event
 
@@ -143,7 +148,7 @@ class ResponseStream(PieceStream):
         open_status = b"incomplete"
         if status == b"in_progress":
             open_status = status
-        output = b",".join([item.so_far(open_status) for item in self.items])
+        output = b",".join([item.so_far(open_status) for item in steps.paced(self.items)])
         return b'%b,"output":[%b],%b' % (dumps(head)[:-1], output, b"".join(self.echo)[1:])
 
     # -- pieces
@@ -159,7 +164,7 @@ class ResponseStream(PieceStream):
             return b""
         if kind == "text":
             self.blank.append(text)
-            if BLANK.fullmatch(text):  # line ends before a tool call are no message
+            if is_blank(text):  # line ends before a tool call are no message
                 return b""
             text = b"".join(self.blank)
         self.blank = []
@@ -215,7 +220,7 @@ class ResponseStream(PieceStream):
         self.item = None
         self.saying = None
         still_open = [item for item in self.items if not item.final]
-        for item in still_open:
+        for item in steps.paced(still_open):
             cut = self.finish in INCOMPLETE and (item is still_open[-1] or not item.whole)
             out += item.close(b"incomplete" if cut else b"completed")
         return out
@@ -224,7 +229,10 @@ class ResponseStream(PieceStream):
         """Also logprobs, which stand in chunks that are looked into."""
         if self.options.logprobs:
             for choice in self.own_choices(chunk):
-                self.writer.logprobs = objects_in(as_dict(choice.get("logprobs")), "content")
+                logprobs = choice.get("logprobs")
+                if isinstance(logprobs, steps.Raw):
+                    logprobs = logprobs.value()
+                self.writer.logprobs = objects_in(as_dict(logprobs), "content")
         out = super().write_chunk(chunk, data, changed)
         self.writer.logprobs = []
         return out

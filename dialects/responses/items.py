@@ -8,9 +8,10 @@ ResponseStreamEvent.
 
 from typing import NamedTuple
 
+import steps
 from dialects.responses.custom_input import CustomInput, input_of
 from dialects.responses.logprobs import logprobs_of
-from values import dumps, loads
+from values import dumps
 
 
 class TextEvents(NamedTuple):
@@ -68,6 +69,7 @@ class EventWriter:
     token     hexadecimal digits (bytes), other ones for each response: ids are made of them
     options   an Options of events.py
     number    of the next event
+    plain     no event is wanted, only the items
     logprobs  those of the chunk that is being read
     """
 
@@ -75,6 +77,7 @@ class EventWriter:
         self.token = token
         self.options = options
         self.number = 0
+        self.plain = False
         self.logprobs = []
 
     def next_number(self):
@@ -140,6 +143,8 @@ class Item:
         """Those of one more piece of text, the inside of a JSON string."""
         self.said.append(text)
         writer = self.writer
+        if writer.plain:
+            return b""
         # the hot path: no JSON, no call
         out = b"%b%b%b%d}\n\n" % (self.before, text, self.after, writer.number)
         writer.number += 1
@@ -155,11 +160,17 @@ class Item:
             out = self.say(last)
         text = b"".join(self.said)
         self.final = self.json(text, status)
+        if self.writer.plain:
+            return b""
+        steps.pause()
         for events in self.texts:
+            steps.pause()
             fields = b'%b"%b":"%b"' % (self.beside_done(), events.field, text)
             out += self.event(events, events.event + b".done", fields)
             if events.part:
+                steps.pause()
                 out += self.event(events, events.part + b".done", self.part_field(events, text))
+        steps.pause()
         return out + self.as_a_whole(b"output_item.done", self.final)
 
     def event(self, events, name, fields):
@@ -204,13 +215,13 @@ class Message(Item):
     texts = (TEXT,)
     prefix = b"msg"
     beside = b'"logprobs":[],'
-    logprobs = ()
+    logprobs = ()  # pieces of their JSON
 
     def beside_done(self):
-        return b'"logprobs":%b,' % dumps(self.logprobs)
+        return b'"logprobs":[%b],' % b",".join(self.logprobs)
 
     def part(self, events, text):
-        return events.form % (text, dumps(self.logprobs))
+        return events.form % (text, b"[%b]" % b",".join(self.logprobs))
 
     def json(self, text, status):
         parts = b""
@@ -236,12 +247,15 @@ class MessageWithLogprobs(Message):
         if not tokens:
             return super().say(text)
         self.said.append(text)
-        self.logprobs += tokens
+        written = steps.joined(tokens)
+        self.logprobs.append(written[1:-1])
+        if self.writer.plain:
+            return b""
         number = self.writer.next_number()
         return b'%b%b","logprobs":%b,"sequence_number":%d}\n\n' % (
             self.before,
             text,
-            dumps(tokens),
+            written,
             number,
         )
 
@@ -352,7 +366,7 @@ class CustomToolCall(ToolCall):
 
 def is_json(text):
     try:
-        loads(text.encode("utf-8", "replace"))
+        steps.read(text.encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return False
     return True
@@ -360,9 +374,9 @@ def is_json(text):
 
 def quoted(text):
     """The inside of a text's JSON string."""
-    return dumps(text)[1:-1]
+    return steps.joined(text)[1:-1]
 
 
 def unquoted(text):
     """The text whose JSON string has this inside."""
-    return loads(b'"%b"' % text)
+    return steps.read(b'"%b"' % text)

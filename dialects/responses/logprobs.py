@@ -3,6 +3,7 @@
 Source: OpenAI's published schema (github.com/openai/openai-openapi), LogProb.
 """
 
+import steps
 from values import as_list, objects_in
 
 UNLIKELY = -9999.0  # OpenAI's logprob for what is hardly possible: JSON has no infinity
@@ -13,11 +14,11 @@ def logprobs_of(text, tokens):
 
     tokens  those of its chunk (dicts), where reasoning and the end of the turn stand too
     """
-    texts = [str(token.get("token")) for token in tokens]
+    texts = [str(token.get("token")) for token in steps.paced(tokens)]
     begin = "".join(texts).rfind(text)
     found = []
     position = 0
-    for token, token_text in zip(tokens, texts, strict=True):
+    for token, token_text in zip(steps.paced(tokens), texts, strict=True):
         if begin < 0 or begin <= position < begin + len(text):
             top = [logprob_of(other) for other in objects_in(token, "top_logprobs")]
             found.append({**logprob_of(token), "top_logprobs": top})

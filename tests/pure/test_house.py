@@ -13,7 +13,7 @@ WIDTH, LINES, SHORT = 100, 45, 10                   # columns; lines of a functi
 CONDITIONALS, TUPLES = 2, 1                         # at most, for each 100 lines of code
 
 PRODUCT_NOT = ("tests", "bench", "node_modules", "build", "dist")
-PURE_FILES = ["stream.py", "admission.py", "counting.py", "reasoning.py", "errors.py", "values.py", "json_steps.py", "mending/*.py", "dialects/**/*.py"]
+PURE_FILES = ["stream.py", "admission.py", "counting.py", "reasoning.py", "errors.py", "values.py", "json_steps.py", "steps.py", "mending/*.py", "dialects/**/*.py"]
 ACTS = {"gevent", "socket", "ssl", "select", "selectors", "time", "threading", "subprocess", "asyncio", "requests",
         "urllib3", "random", "secrets"}
 HEAVY = {"gevent", "requests", "urllib3", "gunicorn", "flask", "peewee"}
@@ -126,10 +126,11 @@ ARROWS = {
     "reasoning": set(),
     "values": set(),
     "json_steps": {"values"},
-    "mending": {"values", "engines.kinds"},
-    "stream": {"mending", "values", "engines.kinds", "engines.failures"},
+    "steps": {"values"},
+    "mending": {"values", "steps", "engines.kinds"},
+    "stream": {"mending", "values", "steps", "engines.kinds", "engines.failures"},
     "admission": set(),
-    "counting": {"mending", "values"},
+    "counting": {"mending", "values", "steps"},
     "loop": set(),
     "tcp": set(),
     "log": set(),
@@ -138,13 +139,14 @@ ARROWS = {
     "watch": set(),
     "metrics": set(),
     "store": set(),
-    "engines": {"loop", "tcp", "counting"},
+    "engines": {"loop", "tcp", "counting", "steps"},
     "engines.local": {"engines"},
     "keys": {"store", "admission", "reasoning", "log"},
-    "call": {"loop", "pump", "watch", "engines", "admission", "store", "stream", "values", "counting"},
-    "dialects": {"stream", "mending", "values", "json_steps", "reasoning", "engines.kinds"},
+    "call": {"pump", "watch", "engines", "admission", "store", "stream", "values", "counting",
+             "loop", "steps"},
+    "dialects": {"stream", "mending", "values", "steps", "json_steps", "reasoning", "engines.kinds"},
     "pages": {"reasoning", "front.routes"},
-    "front": {"call", "dialects", "pages", "store", "values", "json_steps", "loop", "tcp", "log"},
+    "front": {"call", "pump", "dialects", "pages", "store", "values", "json_steps", "loop", "tcp", "log"},
     "sparks": {"front", "engines", "engines.local", "store", "call", "keys", "admission", "log", "metrics", "monitor"},
 }
 FREE = {"errors", "settings"}

@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from support.client import Truncated
-from support.engine import Engine, Hang, Head, Pause, Raw, Send, Wait, chat_chunks
+from support.engine import Engine, Hang, Head, Json, Pause, Raw, Send, Wait, chat_chunks, completion
 from support.gateway import started
 from support.observe import descriptors, gauge, idle, resident
+from support.processes import wait_until
 from support.rows import row_of, rows
 
 PATH = "/v1/chat/completions"
@@ -180,3 +181,35 @@ def test_an_answer_that_is_finished_is_no_silence(stock, tmp_path, stall_timeout
             said = [event.data for event in answer.events() if event.data]
             assert said[-1] == "[DONE]" and len(said) == count and row_of(gateway.db, name)["status"] == 200
         assert "no token for" in list(silent.events())[-1].data and row_of(gateway.db, "silent")["status"] == 504
+# ---- who takes too little
+
+@pytest.fixture
+def narrow(stock, tmp_path):
+    """A gateway that keeps 3 MB of answers, and asks much of its readers."""
+    patch = "import call, pump, front.app; call.ROOM_WAIT = 1; front.app.LEAST_RATE = pump.LEAST_RATE = 1 << 20"
+    with Engine() as engine, started(engine, tmp_path, stock, patch, max_bodies="3 MB", max_body="1 MB", stall_timeout=1) as gateway:
+        gateway.engine = engine
+        yield gateway
+
+
+def test_answers_that_nobody_reads_are_counted(narrow):
+    """They make room as their readers are let go; meanwhile the next one waits, and is refused in the end."""
+    body = {"messages": BODY["messages"]}
+    large = Json(completion("x" * 700_000))
+    narrow.engine.always(lambda request: [large])
+    slow = [narrow.client(rcvbuf=4096).open() for _ in range(4)]
+    for one in slow:
+        one.start("POST", PATH, body)
+    statuses = [one.answer().status for one in slow]
+    assert set(statuses) <= {200, 503} and 200 in statuses
+    for one in slow:
+        one.close()
+    wait_until(lambda: narrow.client().post(PATH, body).status == 200, 10)
+
+
+def test_a_reader_of_a_stream_that_takes_too_little(narrow):
+    """A byte now and then is no reading: the slot is not its for ever."""
+    narrow.engine.play(Head(), Send(EVENTS[0]), *[Send(EVENTS[1] * 200)] * 2000, *EVENTS[2:])
+    answer = begin(narrow, "pump-slow", rcvbuf=4096)
+    assert row_of(narrow.db, "pump-slow", 10)["aborted"]
+    answer.close()
