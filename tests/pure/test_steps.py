@@ -44,9 +44,14 @@ def outcome(read, text):
         return "no JSON"
 
 
+def plain(text):
+    """What a text stands for to an engine's client, to whom NaN and the like are null."""
+    return loads(dumps(loads(text)))
+
+
 def same(text):
     assert outcome(lambda text: steps.read_exactly(text, ENDLESS), text) == outcome(orjson.loads, text), text
-    assert outcome(lambda text: loads(steps.joined(steps.read(text))), text) == outcome(lambda text: loads(dumps(loads(text))), text), text
+    assert outcome(lambda text: plain(steps.joined(steps.read(text))), text) == outcome(plain, text), text
 
 
 @given(value=JSON, ascii=st.booleans(), indent=st.sampled_from([None, 1]))
