@@ -58,7 +58,7 @@ class Gateway:
 
     settings, fleet, gate, ledger   see the modules of these names
     bodies    front.body.Bodies: how much all bodies in memory weigh together
-    answers   the same of plain answers that are collected, translated and taken by their clients
+    answers   front.body.Room: the same of plain answers that are collected, translated, and taken
     notes     functions that are told of each request's end: (Row, Key or None)
     odd       a function that is told a word of stream.py for what is odd about an answer
     live      the calls that have not ended
@@ -291,19 +291,15 @@ class Call:
         """Count bytes of an answer in memory. Where there is no room, the engine is not read on for
         a while, since slow readers make room. Raises Overloaded."""
         until = monotonic() + ROOM_WAIT
-        while True:
-            try:
-                self.gateway.answers.hold(self.key.id, size)
-            except Overloaded:
-                if monotonic() > until:
-                    raise Overloaded(
-                        "too many large answers are waiting to be taken; read yours, and try again",
-                        retry_after=RETRY_AFTER,
-                    ) from None
-                sleep(ROOM_LOOK)
-            else:
-                self.kept += size
-                return
+        while not self.gateway.answers.fits(self.key.id, self.kept, size):
+            if monotonic() > until:
+                raise Overloaded(
+                    "too many large answers are waiting to be taken; read yours, and try again",
+                    retry_after=RETRY_AFTER,
+                )
+            sleep(ROOM_LOOK)
+        self.gateway.answers.take(self.key.id, size)
+        self.kept += size
 
     def keep_only(self, size):
         """No more than so many bytes of the answer are in memory any more."""

@@ -54,7 +54,7 @@ from engines.local.process import ServerProcess
 from errors import SettingsError
 from front import lock, master
 from front.app import create_app
-from front.body import Bodies
+from front.body import Bodies, Room
 from front.screen import reachable, screen
 from log import RequestLog, say, set_up
 from metrics import Metrics
@@ -144,7 +144,7 @@ class Service:
             Gate(settings.max_active, settings.max_queued),
             self.ledger,
             Bodies(settings.max_bodies),
-            Bodies(settings.max_bodies),
+            Room(settings.max_bodies),
             (RequestLog(settings.log).note, metrics.note),
             metrics.odd,
         )

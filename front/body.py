@@ -39,44 +39,57 @@ LONGEST_LINE = 1 << 13  # bytes of such a line, with its extensions
 WORK = 0.005  # seconds for which chunks are taken apart in one go
 
 
-class Bodies:
-    """How many bytes all bodies in memory have together, and how many they may have. What counts is
-    what has come, not what was announced.
-
-    A key with more than one body gets half of them at most. Where there is no room for what comes,
-    the newest body that is still coming gives way, of the key that holds the most: so nobody keeps
-    a key out that has little.
-    """
+class Room:
+    """How many bytes of one kind all requests have in memory together, and how many they may have.
+    A key that holds them for more than one request gets half of them at most."""
 
     def __init__(self, most):
         self.most = most
         self.held = 0
         self.by_key = Counter()  # bytes by the key's id
+
+    def fits(self, key, own, size):
+        """Whether a request of that key, which has `own` bytes of them, may have `size` more."""
+        return self.held + size <= self.most and self.is_in_share(key, own, size)
+
+    def is_in_share(self, key, own, size):
+        of_key = self.by_key[key]
+        return of_key == own or of_key + size <= self.most / 2
+
+    def take(self, key, size):
+        self.held += size
+        self.by_key[key] += size
+
+    def release(self, key, size):
+        self.held -= size
+        self.by_key[key] -= size
+
+
+class Bodies(Room):
+    """The room for bodies. What counts is what has come, not what was announced.
+
+    Where there is no room for what comes, the newest body that is still coming gives way, of the
+    key that holds the most: so nobody keeps a key out that has little.
+    """
+
+    def __init__(self, most):
+        super().__init__(most)
         self.coming = {}  # Body -> None, in the order in which they began
 
     def hold(self, body, size):
         """Raises Overloaded where there is no room for so many bytes more, and none can be made."""
-        while not self.has_room(body, size):
+        while not self.fits(body.key, body.held, size):
             last = self.last_of(self.heaviest(body, size), body)
             if last is body:
                 raise overloaded()
             last.gives_way = True
             get_hub().loop.run_callback(self.end, last)
             sleep(0)  # it lets go
-        self.held += size
-        self.by_key[body.key] += size
-
-    def has_room(self, body, size):
-        return self.held + size <= self.most and self.is_in_share(body, size)
-
-    def is_in_share(self, body, size):
-        """Whether its key may have so many bytes more."""
-        own = self.by_key[body.key]
-        return own == body.held or own + size <= self.most / 2
+        self.take(body.key, size)
 
     def heaviest(self, body, size):
         """The key that is to have less: this body's own, if that is beyond its share."""
-        if not self.is_in_share(body, size):
+        if not self.is_in_share(body.key, body.held, size):
             return body.key
         keys = [body.key, *(other.key for other in self.coming if not other.gives_way)]
         return max(keys, key=self.by_key.__getitem__)
@@ -92,10 +105,6 @@ class Bodies:
         """Called in the hub."""
         if body in self.coming:
             body.greenlet.throw(overloaded())
-
-    def release(self, key, size):
-        self.held -= size
-        self.by_key[key] -= size
 
 
 def overloaded():
@@ -251,7 +260,7 @@ class Body:
             )
         if self.length > self.most:
             raise self.too_large()
-        if not self.bodies.is_in_share(self, self.length):
+        if not self.bodies.is_in_share(self.key, self.held, self.length):
             raise overloaded()
 
     def take_in(self):
