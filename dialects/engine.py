@@ -9,7 +9,7 @@ from dialects import Ask, Earlier, sampling
 from dialects.read import too_deep
 from errors import InvalidRequest
 from mending.thinking import set_reasoning
-from steps import keep, parts_of
+from steps import joined, keep, parts_of
 from values import dumps
 
 CHAT = "/v1/chat/completions"
@@ -224,7 +224,7 @@ def written(payload, images=()):
     mark = "image:" + hashlib.sha256(text).hexdigest()  # a text can't hold a hash of itself
     for image in images:
         image["image_url"]["url"] = mark
-    first, *rest = b"".join(parts_of(payload)).split(mark.encode())
+    first, *rest = joined(payload).split(mark.encode())
     body = [first]
     for image, url, piece in zip(images, urls, rest, strict=True):
         if isinstance(url, Earlier):  # all of the part goes with it

@@ -150,4 +150,4 @@ def read_arguments(data):
 
 def as_text(value):
     """A value as JSON. Raises RecursionError."""
-    return b"".join(steps.parts_of(value)).decode()
+    return steps.joined(value).decode()
