@@ -599,7 +599,7 @@ def unstreamed(call, data, since):
         value = checked(answer, data)
         events = stream.feed_plain(value)
         if len(data) > steps.LARGE:
-            drop(value)
+            steps.let_go(value)
     if stream.fault or not events:
         stream.end()  # raises: it is no answer, which is still an HTTP status
     return events
@@ -643,14 +643,8 @@ def translated(call, body, write):
         data, call.usage = write(value, ask)
     finally:
         if len(body) > steps.LARGE and isinstance(value, dict):
-            drop(value)
+            steps.let_go(value)
     return data
-
-
-def drop(value):
-    """Take an engine's large answer apart, but for its usage, which the ledger still wants."""
-    value.pop("usage", None)
-    steps.let_go(value)
 
 
 def size_of(body):

@@ -1,23 +1,33 @@
 """Long work in steps, between which others have their turn: above all JSON that is too large to be
-read or written in one go. Pure: whoever runs an event loop says what happens between two steps.
+read or written in one go, since orjson lets nobody else run while it works. Pure: whoever runs an
+event loop says what happens between two steps. What is small is done at once.
 
-What is small is done at once, as ever.
+A step reads as many whole members of an object or a list as fit into it. A member that fits into
+none is opened, and its own members are read in the same way. What is valid the parser alone
+decides: of clients' texts orjson, of engines' values.loads, which is lenient.
 """
 
+import json
 import re
-from itertools import repeat
+from contextvars import ContextVar
+from sys import getrefcount
+from typing import NamedTuple
 
 import orjson
 
 from values import dumps, loads
 
 LARGE = 1 << 16  # bytes that are read, or written, in one step
+LIGHT = 1 << 17  # what `weight` says of a value that is written in one step
+LONG = 2 << 20  # bytes of a client's text that is never read at once
+FEW = 20_000  # marks in one between these that is: 3 ms, while to find its members costs more
 MOST_TEXT = 32 << 20  # bytes of one text in memory: all its characters are as wide as its widest
-MOST_VALUES = 300_000  # objects and lists in what is read: each costs time and a hundred bytes
-DEEPEST = 200  # large values inside each other
-SMALL = 1 << 15  # what `weight` says of a value that is written in one step
+DEEPEST = 1000  # large values inside each other
+LEVELS = 6  # of objects and lists that a member may have which is read in one step
+DENSE = 32  # bytes for a comma, colon or bracket: with less of them these are no text's
 MANY = 16  # items, from which on there are pauses between them
-FEW = 1000  # items that are let go in one step
+SOME = 1000  # items that are let go in one step
+MARKS = (b",", b":", b"[", b"{")
 CLOSERS = {b"{": b"}", b"[": b"]"}
 # Names of objects and lists in an engine's answer that are looked into here. Any other large one,
 # such as the tokens' logprobs, is passed on without being read.
@@ -38,27 +48,26 @@ OPENED = {
     "usage",
 }
 
-SPACE = rb"[ \t\n\r]*+"
-STRING = rb'"(?:[^"\\]++|\\.)*+"'
-
-
-def balanced(depth):
-    """Matches what may stand inside brackets, with so many of them inside each other."""
-    inside = rb'[^"{}\[\]]++|' + STRING
-    for _ in range(depth):
-        inside = rb'[^"{}\[\]]++|' + STRING + rb"|[{\[](?:" + inside + rb")*+[}\]]"
-    return inside
-
-
-NESTED = STRING + rb"|[{\[](?:" + balanced(3) + rb")*+[}\]]"
-ITEM = rb'(?:[^"{}\[\],]++|' + NESTED + rb")*+"
-# As many whole items as there are, each with its comma; and the last one, with what closes them.
-ITEMS = re.compile(rb"(?:" + ITEM + rb",)*+", re.S)
-LAST = re.compile(ITEM + rb"(?=[}\]])", re.S)
+SPACE = re.compile(rb"[ \t\r\n]*")
+STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+ANY_STRING = re.compile(STRING, re.S)
 SCALARS = re.compile(rb'[^"{}\[\]]*+')
-SCALAR = re.compile(rb'[^"{}\[\],]*+')
-KEY = re.compile(SPACE + rb"(" + STRING + rb")" + SPACE + rb":" + SPACE, re.S)
-BLANK = re.compile(SPACE)
+NUMBER = re.compile(rb"[A-Za-z0-9.+-]{1,1000}")  # or a word; a longer one is none for anybody
+
+
+def member(levels, apart):
+    """An expression for a value with its name and white space. `apart`: the bytes that it ends at,
+    beside brackets."""
+    inner = rb'[^"\[\]{}' + apart + rb"]++|" + STRING
+    if levels:
+        inner += rb"|[\[{]" + member(levels - 1, b"") + rb"[\]}]"
+    return rb"(?:" + inner + rb")*+"
+
+
+MEMBER = member(LEVELS, b",")
+# Whole members with a comma each, or all up to the end of what holds them, behind which (group 1)
+# there is none.
+MEMBERS = re.compile(rb"(?:(?(1)(?!))" + MEMBER + rb"(?:,|([\]}])))*+", re.S)
 # The inside of a string up to its end, or to an escape that is not all there: half a character's
 # escape waits for that of its other half.
 HIGH = rb"\\u[dD][89abAB].."
@@ -69,6 +78,7 @@ INSIDE = re.compile(
 )
 
 between = []  # functions that let others have their turn, if it is time
+kept = ContextVar("large values of a client's request", default=None)
 
 
 def pause():
@@ -93,6 +103,23 @@ def with_pauses(items):
 # ---- reading
 
 
+class Most(NamedTuple):
+    """How many values a text may hold, names included, and how many of them objects and lists."""
+
+    values: int
+    holders: int
+
+
+# Of an engine's answer: 2,048 embeddings of the longest kind have half as many numbers. Each object
+# and list costs time and a hundred bytes.
+ANSWER = Most(values=1 << 26, holders=300_000)
+PASSED_ON = Most(values=1 << 26, holders=3_000_000)
+
+
+class TooMany(ValueError):
+    """There are more of them. Its text says of what, and how many there may be."""
+
+
 class Raw:
     """A large value that was looked through and not read: it goes on as it came.
 
@@ -104,192 +131,292 @@ class Raw:
 
     def value(self):
         """What it stands for."""
-        return Reader(b"".join(self.parts), opens_all=True).whole()
+        return Reader(b"".join(self.parts), PASSED_ON, loads, opens_all=True).read()
 
 
 def read(text, each=None, strict=False):
-    """JSON (bytes or a bytearray) as a value, as values.loads. Raises ValueError, RecursionError.
+    """An engine's JSON (bytes or a bytearray) as a value, as values.loads. Raises ValueError,
+    RecursionError.
 
     Of a large text, values that are large themselves are a Raw where nobody here looks into them.
 
-    each  of a large text only: (a name, a function), or None. The items of the list under that name
-          in the outermost object go through the function as they are read
-    strict  whether what JSON has not is refused
+    each    (a name, a function), or None. The items of a large list under that name in the
+            outermost object go through the function as they are read
+    strict  of a large text only: whether what JSON has not is refused
     """
     if len(text) <= LARGE:
         return loads(bytes(text))
-    reader = Reader(text, each)
-    if strict:
-        reader.loads = orjson.loads
-    return reader.whole()
+    return Reader(text, ANSWER, orjson.loads if strict else loads, each).read()
+
+
+def read_exactly(text, most):
+    """A client's JSON (bytes) as a value, as orjson. Raises ValueError, RecursionError; TooMany
+    where it holds more than that (a Most): one that is read at once never does.
+
+    Who lets go of what was read, which takes long as well, sets `kept` to a list, and finds it
+    there, also where it was not read to its end.
+    """
+    if len(text) <= LARGE or len(text) <= LONG and sum(map(text.count, MARKS)) <= FEW:
+        return exact(text)
+    reader = Reader(bytes(text), most, orjson.loads, opens_all=True, outermost=exact)
+    try:
+        return reader.read()
+    finally:
+        keep(reader.root)
+
+
+def keep(value):
+    """Have a value let go of in steps, where somebody does that. Returns it."""
+    values = kept.get()
+    if values is not None and all(value is not other for other in values):
+        values.append(value)
+    return value
+
+
+def exact(text):
+    """A client's JSON as a value. Raises ValueError, RecursionError."""
+    value = orjson.loads(text)
+    if isinstance(value, dict) and any(map(is_large_float, value.values())):
+        return json.loads(text)
+    return value
+
+
+def is_large_float(value):
+    """Whether a value may be a whole number, such as a large seed, of which orjson made a float."""
+    return isinstance(value, float) and abs(value) >= 1 << 63
 
 
 class Reader:
-    """Reads one JSON text. Its methods take a place in it, and give a value and the place behind.
+    """Reads one JSON text.
 
-    A run of small items goes to the parser together; only what is large itself is looked into.
-
-    begin  where the part of a Raw begins that is looked through
+    most    a Most
+    loads   the parser
+    outermost  the same for the members of the outermost object
+    name, each  see `read`
+    opens_all  whether nothing becomes a Raw
+    at      how far it was read
+    values, holders  how many there were
+    root    the outermost object or list
+    open    (value, its closing bracket) of the objects and lists that are not read to their end,
+            the innermost last; the value is a Raw where they stand in one
+    fresh   whether nothing of the innermost was read yet
+    mapped  the list whose items go through `each`
+    begin   where the part of a Raw begins that is looked through
     """
 
-    def __init__(self, text, each=None, opens_all=False):
+    def __init__(self, text, most, loads, each=None, opens_all=False, outermost=None):
+        """Nothing is read yet."""
         self.text = text
+        self.most = most
         self.loads = loads
+        self.outermost = outermost or loads
         self.name, self.each = each or (None, None)
         self.opens_all = opens_all
-        self.values_left = MOST_VALUES
-        if opens_all:
-            self.values_left *= 10
-        self.depth = 0
+        self.at = 0
+        self.values = 0
+        self.holders = 0
+        self.root = None
+        self.open = []
+        self.fresh = True
+        self.mapped = None
         self.begin = 0
 
-    def whole(self):
+    def read(self):
         """What the text stands for."""
-        value, at = self.value(0, [])
-        if self.blank(at) < len(self.text):
-            raise ValueError("something follows the value")
-        return value
-
-    def value(self, at, around, name="", each=None):
-        """The value that begins there, behind white space perhaps. `around`: what it stands in,
-        `name`: under which name."""
-        pause()
-        at = self.blank(at)
-        first = bytes(self.text[at : at + 1])
-        if first == b'"':
-            return self.string(at + 1, keeps=not isinstance(around, Raw))
-        if first not in CLOSERS:
-            end = SCALAR.match(self.text, at, at + LARGE).end()  # of a number or a word
-            return self.loads(bytes(self.text[at:end])), end
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise RecursionError
-        if isinstance(around, Raw):
-            value = self.container(at + 1, first, around, None)
-        elif isinstance(around, dict) and name not in OPENED and not self.opens_all:
-            value = self.raw(at, first)
-        else:
-            value = self.container(at + 1, first, self.loads(first + CLOSERS[first]), each)
-        self.depth -= 1
-        return value
-
-    def raw(self, at, opener):
-        """What begins there as a Raw."""
-        found = Raw([])
-        self.begin = at
-        _, end = self.container(at + 1, opener, found, None)
-        found.parts.append(memoryview(self.text)[self.begin : end])
-        return found, end
-
-    def container(self, at, opener, found, each):
-        """An object, a list or a Raw with the items that begin there."""
-        comma = False  # one has come, so that another item must follow
-        while True:
+        value = self.value()
+        while self.open:
             pause()
-            end = self.items(at)
-            if end > at:
-                self.add(found, opener, at, end - 1, each)
-                at = end
-                comma = True
-                continue
-            last = LAST.match(self.text, at, at + LARGE)
-            if last:
-                if comma or last[0].strip():
-                    self.add(found, opener, at, last.end(), each)
-                return found, self.closed(last.end(), opener)
-            at = self.blank(self.large_item(at, opener, found, each))
-            if self.text[at : at + 1] != b",":
-                return found, self.closed(at, opener)
-            at += 1
-            comma = True
+            self.members(self.open[-1][0])
+        if self.skip():
+            raise self.bad("unexpected content after document")
+        return value
 
-    def items(self, at):
-        """Where a run of small items ends, behind its last comma."""
-        run = SCALARS.match(self.text, at, at + LARGE).end()
-        comma = self.text.rfind(b",", at, run)  # numbers alone, which is found out fastest
-        if comma >= 0 and run - at > LARGE // 2:
-            return comma + 1
-        return ITEMS.match(self.text, at, at + LARGE).end()
-
-    def add(self, found, opener, begin, end, each):
-        """Add the items that stand there."""
-        text = self.text[begin:end]
-        if not text.strip():
-            raise ValueError("an item is missing")
-        text = b"".join((opener, text, CLOSERS[opener]))
-        if isinstance(found, Raw):
-            self.look_through(text, found, begin, end)
+    def members(self, inside):
+        """The next step of the innermost object or list."""
+        end = self.numbers()
+        closing = None
+        if not end:
+            found = MEMBERS.match(self.text, self.at, self.at + LARGE)
+            end = found.end()
+            closing = found[1]
+        if end == self.at:
+            self.member(inside)
             return
-        self.values_left -= text.count(b"{") + text.count(b"[")
-        if self.values_left < 0:
-            raise ValueError("it holds values beyond all bounds")
-        items = self.loads(text)
-        if isinstance(found, dict):
-            found.update(items)
-        elif each is None:
-            found += items
-        else:
-            for item in items:
-                pause()
-                found.append(each(item))
+        part = self.text[self.at : end - 1]
+        if part.strip() or not (closing and self.fresh):
+            self.take(inside, part, end - 1)
+        self.at = end
+        self.fresh = False
+        if closing:
+            self.close(closing)
+            self.go_on()
 
-    def look_through(self, text, found, begin, end):
-        """Items of a Raw: what only a lenient reader takes is written anew."""
+    def numbers(self):
+        """Where members end, behind a comma, that are numbers alone: these are found fastest. 0
+        where there are other ones."""
+        end = SCALARS.match(self.text, self.at, self.at + LARGE).end()
+        if end - self.at < LARGE // 2:
+            return 0
+        return self.text.rfind(b",", self.at, end) + 1
+
+    def take(self, inside, part, end):
+        """Add members that end there."""
+        if not part.strip():
+            raise self.bad("unexpected character")
+        closer = self.open[-1][1]
+        text = (b"{%b}" if closer == b"}" else b"[%b]") % part
+        if isinstance(inside, Raw):
+            self.look_through(text, inside, end)
+            return
+        self.count(part)
+        members = self.parsed(text)
+        if isinstance(inside, dict):
+            inside.update(members)
+        elif inside is self.mapped:
+            inside.extend(map(self.each, with_pauses(members)))
+        else:
+            inside.extend(members)
+
+    def look_through(self, text, raw, end):
+        """Members of a Raw: what only a lenient reader takes is written anew."""
         try:
             orjson.loads(text)
         except orjson.JSONDecodeError:
-            again = dumps(self.loads(text))[1:-1]
-            found.parts += [memoryview(self.text)[self.begin : begin], again]
+            again = dumps(self.parsed(text))[1:-1]
+            raw.parts += [memoryview(self.text)[self.begin : self.at], again]
             self.begin = end
 
-    def large_item(self, at, opener, found, each):
-        """Add an item that is too large for one step. Returns the place behind it."""
-        if opener == b"[":
-            item, at = self.value(at, found)
-            if isinstance(found, list):
-                found.append(each(item) if each else item)
-            return at
-        key = KEY.match(self.text, at, at + LARGE)
-        if not key:
-            raise ValueError("a name is missing, or too long")
-        name = self.loads(key[1])
-        if self.depth == 1 and name == self.name:
-            each = self.each
-        item, at = self.value(key.end(), found, name, each)
-        if isinstance(found, dict):
-            found[name] = item
-        return at
+    def member(self, inside):
+        """A single member that fits into no step, or has too many levels for it."""
+        name = None
+        char = self.skip()
+        if self.open[-1][1] == b"}":
+            if char != b'"':
+                raise self.bad("unexpected character")
+            name = self.string()
+            if self.skip() != b":":
+                raise self.bad("unexpected character")
+            self.at += 1
+            char = self.skip()
+        if not char or char in b",]}":
+            raise self.bad("unexpected character")
+        depth = len(self.open)
+        value = self.value(inside, name)
+        if isinstance(inside, dict):
+            inside[name] = value
+        elif isinstance(inside, list):
+            inside.append(value)
+        if len(self.open) == depth:
+            self.fresh = False
+            self.map_last(inside)
+            self.go_on()
 
-    def string(self, at, keeps):
-        """The text whose inside begins there. `keeps`: whether anybody wants it."""
+    def map_last(self, inside):
+        """The last member of the innermost object or list is whole."""
+        if self.mapped is not None and inside is self.mapped:
+            inside[-1] = self.each(inside[-1])
+
+    def value(self, inside=None, name=None):
+        """A value, of which an object or a list is only opened. `inside`: what it stands in,
+        `name`: under which name."""
+        char = bytes(self.skip())
+        if char in CLOSERS:
+            return self.start(char, inside, name)
+        if char == b'"':
+            return self.string(keeps=not isinstance(inside, Raw))
+        found = NUMBER.match(self.text, self.at)
+        if not found:
+            raise self.bad("unexpected character")
+        self.add(1, 0)
+        self.at = found.end()
+        return self.parsed(b'{"":%b}' % found[0])[""]
+
+    def start(self, char, inside, name):
+        """An object or a list begins."""
+        if isinstance(inside, Raw):
+            value = inside
+        elif isinstance(inside, dict) and name not in OPENED and not self.opens_all:
+            value = Raw([])
+            self.begin = self.at
+        else:
+            self.add(1, 1)
+            value = {} if char == b"{" else []
+        if self.each and name == self.name and len(self.open) == 1 and isinstance(value, list):
+            self.mapped = value
+        if not self.open:
+            self.root = value
+        self.at += 1
+        self.open.append((value, CLOSERS[char]))
+        self.fresh = True
+        if len(self.open) > DEEPEST:
+            raise self.bad("recursion limit exceeded")
+        return value
+
+    def go_on(self):
+        """What follows a member: a comma, or the end of what holds it, and so on outwards."""
+        while self.open:
+            char = self.skip()
+            if not char or char not in b",]}":
+                raise self.bad("unexpected character")
+            self.at += 1
+            if char == b",":
+                return
+            self.close(char)
+
+    def close(self, char):
+        """The end of the innermost object or list, behind its bracket."""
+        value, closer = self.open.pop()
+        if char != closer:
+            raise self.bad("unexpected character")
+        self.fresh = False
+        outer = self.open[-1][0] if self.open else None
+        if isinstance(value, Raw) and outer is not value:
+            value.parts.append(memoryview(self.text)[self.begin : self.at])
+        self.map_last(outer)
+
+    def parsed(self, text):
+        """What a text or some members stand for, with their quotes or brackets."""
+        loads = self.loads
+        if len(self.open) == 1 and self.open[0][1] == b"}":
+            loads = self.outermost
+        try:
+            return loads(text)
+        except orjson.JSONDecodeError as error:
+            raise self.bad(error.msg) from None
+
+    def string(self, keeps=True):
+        """The text that begins here. `keeps`: whether anybody wants it."""
+        self.add(1, 0)
+        self.at += 1
         parts = []
         width = 1
         length = 0
         closes = False
         while not closes:
             pause()
-            end = self.inside(at)
+            end = self.inside()
             closes = self.text[end : end + 1] == b'"'
-            if end == at and not closes:
-                raise ValueError("a text does not end, or holds what is no escape")
-            part = self.loads(b'"%b"' % self.text[at:end])
-            at = end
+            if end == self.at and not closes:
+                raise self.bad("a text does not end, or holds what is no escape")
+            part = self.parsed(b'"%b"' % self.text[self.at : end])
+            self.at = end
             if keeps:
                 parts.append(part)
                 width = max(width, width_of(part))
                 length += len(part)
             if length * width > MOST_TEXT:
-                raise ValueError("a text is beyond all bounds")
+                raise self.bad("a text is beyond all bounds")
         pause()
-        return "".join(parts), at + 1
+        self.at += 1
+        return "".join(parts)
 
-    def inside(self, at):
-        """The place behind a part of a string, which ends at no half of anything."""
-        stop = min(at + LARGE, len(self.text))
-        quote = self.text.find(b'"', at, stop)
+    def inside(self):
+        """The place behind the next part of a string, which ends at no half of anything."""
+        stop = min(self.at + LARGE, len(self.text))
+        quote = self.text.find(b'"', self.at, stop)
         end = stop if quote < 0 else quote
-        if self.text.find(b"\\", at, end) >= 0:
-            end = INSIDE.match(self.text, at, stop).end()
+        if self.text.find(b"\\", self.at, end) >= 0:
+            end = INSIDE.match(self.text, self.at, stop).end()
         return end - self.begun_character(end)
 
     def begun_character(self, end):
@@ -301,18 +428,34 @@ class Reader:
                 return size
         return 0
 
-    def blank(self, at):
-        """The place behind white space."""
-        while (end := BLANK.match(self.text, at, at + LARGE).end()) > at:
+    def skip(self):
+        """Go to what follows white space. Returns its first byte; none at the end."""
+        while (end := SPACE.match(self.text, self.at, self.at + LARGE).end()) > self.at:
             pause()
-            at = end
-        return at
+            self.at = end
+        return self.text[self.at : self.at + 1]
 
-    def closed(self, at, opener):
-        """The place behind the bracket there. Raises ValueError where it is another one."""
-        if self.text[at : at + 1] != CLOSERS[opener]:
-            raise ValueError("brackets do not fit")
-        return at + 1
+    def count(self, part):
+        """Count the values of some members."""
+        marks = sum(map(part.count, MARKS))
+        # Otherwise there is room for texts around them.
+        if marks * DENSE > len(part) and b'"' in part:
+            part = ANY_STRING.sub(b"", part)
+            marks = sum(map(part.count, MARKS))
+        self.add(1 + marks, part.count(b"[") + part.count(b"{"))
+
+    def add(self, values, holders):
+        self.values += values
+        self.holders += holders
+        if self.values > self.most.values:
+            raise TooMany(
+                f"{self.most.values:,} texts, numbers, objects, lists and names of fields"
+            )
+        if self.holders > self.most.holders:
+            raise TooMany(f"{self.most.holders:,} objects and lists")
+
+    def bad(self, problem):
+        return ValueError(f"{problem}: byte {self.at}")
 
 
 def width_of(text):
@@ -328,117 +471,133 @@ def width_of(text):
 # ---- writing
 
 
+WEIGHED = (str, dict, list, Raw)  # other values are light
+
+
 def write(value):
-    """A value as JSON, as values.dumps: bytes, or a list of bytes where it is large."""
-    if weight(value) <= SMALL:
+    """A value as JSON, as values.dumps: bytes, or a list of bytes where it is large. Raises
+    RecursionError."""
+    if weight(value) <= LIGHT:
         return dumps(value)
-    return list(pieces_of(value))
+    out = []
+    put(value, out)
+    return out
+
+
+def parts_of(value):
+    """The same, always as a list."""
+    written = write(value)
+    return [written] if isinstance(written, bytes) else written
 
 
 def joined(value, before=b"", after=b""):
     """The same as bytes, with others before and after it."""
-    if weight(value) <= SMALL:
-        return before + dumps(value) + after
-    whole = b"".join([before, *pieces_of(value), after])
+    written = write(value)
+    if isinstance(written, bytes):
+        return before + written + after
+    whole = b"".join([before, *written, after])
     pause()
     return whole
 
 
-def pieces_of(value):
-    """The JSON of a large value, piece by piece."""
-    pause()
+def put(value, out):
+    """Add a large value's JSON to a list of bytes."""
     if isinstance(value, Raw):
-        yield from pieces_of_raw(value)
+        for part in value.parts:
+            pause()
+            out += [part[at : at + LARGE] for at in range(0, len(part), LARGE)]
     elif isinstance(value, str):
-        yield from pieces_of_text(value)
-    elif isinstance(value, (dict, list)):
-        yield from pieces_of_container(value)
+        out.append(b'"')
+        for at in range(0, len(value), LARGE):
+            pause()
+            out.append(dumps(value[at : at + LARGE])[1:-1])
+        out.append(b'"')
     else:
-        yield dumps(value)
+        put_members(value, out)
 
 
-def pieces_of_text(text):
-    yield b'"'
-    for at in range(0, len(text), LARGE):
-        pause()
-        yield dumps(text[at : at + LARGE])[1:-1]
-    yield b'"'
-
-
-def pieces_of_raw(raw):
-    for part in raw.parts:
-        for at in range(0, len(part), LARGE):
-            pause()
-            yield part[at : at + LARGE]
-
-
-def pieces_of_container(value):
-    """Small items go to the writer together, as many as are a step."""
+def put_members(value, out):
+    """The same of a large object or list: as many light members at once as are a step, each heavy
+    one alone."""
     is_object = isinstance(value, dict)
-    opener = b"{" if is_object else b"["
-    mark = opener
-    some = []  # (name, item), the name being None in a list
-    heavy = 0  # their weight
-    for name, item in value.items() if is_object else zip(repeat(None), value):
-        more = weight(item) + len(name or "")
-        if some and heavy + more > SMALL:
-            yield mark + items_of(some)
-            pause()
-            mark = b","
-            some = []
-            heavy = 0
-        if more > SMALL:
-            yield mark if name is None else b"%b%b:" % (mark, dumps(name))
-            yield from pieces_of(item)
-            mark = b","
+    places = list(value) if is_object else value
+    mark = b"{" if is_object else b"["
+    closer = CLOSERS[mark]
+    at = 0
+    many = SOME
+    while at < len(places):
+        pause()
+        some = places[at : at + many]
+        if is_object:
+            some = {name: value[name] for name in some}
+        heavy = weight(some)
+        if heavy > LIGHT and len(some) > 1:
+            many = len(some) // 2
+            continue
+        if heavy <= LIGHT:
+            out.append(mark + dumps(some)[1:-1])
+        elif is_object:
+            out.append(b"%b%b:" % (mark, dumps(places[at])))
+            out += parts_of(some[places[at]])
         else:
-            some.append((name, item))
-            heavy += more
-    if some:
-        yield mark + items_of(some)
-    elif mark == opener:
-        yield opener
-    yield CLOSERS[opener]
-
-
-def items_of(some):
-    """What stands between the brackets round (name, item) pairs, the name being None in a list."""
-    if some[0][0] is None:
-        return dumps([item for _, item in some])[1:-1]
-    return dumps(dict(some))[1:-1]
+            out += [mark, *parts_of(some[0])]
+        at += len(some)
+        mark = b","
+        if heavy < LIGHT // 2:
+            many *= 2
+    out.append(closer)
 
 
 def weight(value):
     """How much work a value is, about in bytes of its JSON; of a large one only that it is over
-    SMALL."""
-    total = 0
-    ahead = [value]
-    while ahead and total <= SMALL:
-        one = ahead.pop()
-        kind = type(one)
-        total += 8
-        if kind is str:
-            total += len(one)
-        elif kind is Raw:
-            total += SMALL
-        elif kind is dict or kind is list:
-            total += 8 * len(one)
-            if total <= SMALL:
-                ahead += one if kind is list else [*one, *one.values()]
+    LIGHT. Raises RecursionError."""
+    if isinstance(value, str):
+        return 8 + len(value)
+    total = 8
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            total += len(name) + 8 + weight(inner)
+            if total > LIGHT:
+                break
+    elif isinstance(value, list):
+        total += 16 * len(value)
+        if total <= LIGHT:
+            for inner in value:
+                if isinstance(inner, WEIGHED):
+                    total += weight(inner)
+                    if total > LIGHT:
+                        break
+    elif isinstance(value, Raw):
+        total += LIGHT
     return total
 
 
 def let_go(value):
-    """Take a large value apart, which nobody needs any more: at once, that would take long."""
+    """Take a large object or list apart, which nobody needs any more: at once, that would take
+    long. Of what is in it, that stays which is still held by anybody."""
     ahead = [value]
     while ahead:
         pause()
         one = ahead.pop()
-        while one:
-            if isinstance(one, dict):
-                some = [one.popitem()[1] for _ in range(min(FEW, len(one)))]
-            else:
-                some = one[-FEW:]
-                del one[-FEW:]
-            ahead += [item for item in some if isinstance(item, (dict, list))]
-            pause()
+        # Nobody else holds what only `one` and the call of getrefcount do.
+        if one is value or len(one) > SOME and getrefcount(one) == 2:
+            while one:
+                pause()
+                ahead += holders_in(taken(one))
+        elif isinstance(one, dict):
+            ahead += holders_in(one.values())
+        else:
+            ahead += holders_in(one)
+
+
+def taken(value):
+    """Some items that are taken out of an object or a list."""
+    if isinstance(value, dict):
+        return [value.popitem()[1] for _ in range(min(SOME, len(value)))]
+    some = value[-SOME:]
+    del value[-SOME:]
+    return some
+
+
+def holders_in(items):
+    return [item for item in items if isinstance(item, (dict, list)) and item]

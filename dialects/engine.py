@@ -8,8 +8,8 @@ import reasoning
 from dialects import Ask, Earlier, sampling
 from dialects.read import too_deep
 from errors import InvalidRequest
-from json_steps import dumps_in_steps, keep
 from mending.thinking import set_reasoning
+from steps import joined, keep, parts_of
 from values import dumps
 
 CHAT = "/v1/chat/completions"
@@ -214,7 +214,7 @@ def written(payload, images=()):
              between the bytes; changed in place
     """
     try:
-        parts = dumps_in_steps(keep(payload))
+        parts = parts_of(keep(payload))
     except RecursionError:  # orjson reads deeper than it writes
         raise too_deep() from None
     if not images:
@@ -224,7 +224,7 @@ def written(payload, images=()):
     mark = "image:" + hashlib.sha256(text).hexdigest()  # a text can't hold a hash of itself
     for image in images:
         image["image_url"]["url"] = mark
-    first, *rest = b"".join(dumps_in_steps(payload)).split(mark.encode())
+    first, *rest = joined(payload).split(mark.encode())
     body = [first]
     for image, url, piece in zip(images, urls, rest, strict=True):
         if isinstance(url, Earlier):  # all of the part goes with it

@@ -7,7 +7,7 @@ model is left out, and named in the response's header x-sparks-ignored.
 
 import re
 
-from json_steps import dumps_in_steps
+from steps import joined
 from values import as_dict, as_list, dumps
 
 # Of what was left out: how many are named, in how many bytes.
@@ -221,6 +221,6 @@ def in_json(value):
     if isinstance(value, str):
         return value
     try:
-        return b"".join(dumps_in_steps(value)).decode()
+        return joined(value).decode()
     except RecursionError:  # it is read deeper than it is written
         return ""

@@ -2,15 +2,14 @@
 
 from contextlib import suppress
 
-import json_steps
+import steps
 from errors import InvalidRequest, TooLarge
-from json_steps import dumps_in_steps
 from values import loads
 
 LIMIT = 1 << 53  # from here on JSON's numbers are not exact
 PIECE = 10_000  # values
 # Of a body: a million token ids beside thousands of tools and messages.
-MOST = json_steps.Most(values=1_500_000, holders=300_000)
+MOST = steps.Most(values=1_500_000, holders=300_000)
 # Fields of all APIs and engines that hold a whole number. Clients in languages that know one type
 # of numbers write 50.0.
 WHOLE = {
@@ -42,8 +41,8 @@ def parse(body):
     """The JSON object (a dict) of a body (bytes). Raises InvalidRequest, also for NaN, lone
     surrogates, bad UTF-8 and endless nesting."""
     try:
-        payload = json_steps.loads(body, MOST)
-    except json_steps.TooMany as error:
+        payload = steps.read_exactly(body, MOST)
+    except steps.TooMany as error:
         raise InvalidRequest(f"the body holds over {error}") from None
     except ValueError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
@@ -141,14 +140,14 @@ def mended(arguments):
 def read_arguments(data):
     """The value that a call's arguments (bytes) are. Raises ValueError, RecursionError,
     TooLarge."""
-    if len(data) <= json_steps.SHORT:
+    if len(data) <= steps.LARGE:
         return loads(data)
     try:
-        return json_steps.loads(data, MOST)
-    except json_steps.TooMany as error:
+        return steps.read_exactly(data, MOST)
+    except steps.TooMany as error:
         raise TooLarge(f"the arguments of a tool call hold over {error}") from None
 
 
 def as_text(value):
     """A value as JSON. Raises RecursionError."""
-    return b"".join(dumps_in_steps(value)).decode()
+    return steps.joined(value).decode()

@@ -20,7 +20,7 @@ from errors import (
 )
 from front.large_json import Abridged
 from front.wsgi import problem_of
-from loop import give_way
+from loop import WORK, give_way
 from tcp import linger
 
 PIECE = 1 << 18  # bytes at a time
@@ -36,7 +36,6 @@ MOST_DIGITS = 16  # of a chunk's size: 64 bits
 BEGUN = re.compile(rb"(?:[0-9A-Fa-f]{1,%d}[ \t]*(?:;[^\r\n]*)?\r?)?" % MOST_DIGITS)
 LOOKED_AT = 32
 LONGEST_LINE = 1 << 13  # bytes of such a line, with its extensions
-WORK = 0.005  # seconds for which chunks are taken apart in one go
 
 
 class Room:

@@ -1,5 +1,5 @@
 """A client's request as its dialect reads it: a small one at once, a large one in a thread, where
-Python lets the event loop run whenever that has to. See json_steps.py for what is one long call.
+Python lets the event loop run whenever that has to. See steps.py for what is one long call.
 """
 
 import logging
@@ -9,9 +9,10 @@ from functools import cache
 
 from gevent.threadpool import ThreadPool
 
-import json_steps
+from call import drop_frames
 from errors import InvalidRequest, Refusal
 from loop import Shares, without_collections
+from steps import kept, let_go
 
 MOST_ECHO = 8 << 20  # bytes of a request that its answer repeats: no context is as long
 THREADS = 2
@@ -105,17 +106,17 @@ def read_in_thread(call, dialect, fleet):
 def attempt(call, dialect, fleet):
     """The Ask, or the exception. What was read is let go of here: that takes its time too."""
     values = []
-    json_steps.kept.set(values)
+    kept.set(values)
     with without_collections():
         try:
             ask = made(call, dialect, fleet)
             call.measure(ask)
             return ask
         except Refusal as refusal:
-            refusal.__context__ = None  # its frames hold what was read
-            return refusal.with_traceback(None)
+            drop_frames(refusal)  # which hold what was read
+            return refusal
         except Exception as error:  # a fault of ours: the log shows where
             traceback.clear_frames(error.__traceback__)
             return error
         finally:
-            json_steps.let_go(values)
+            let_go(values)

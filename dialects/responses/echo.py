@@ -6,7 +6,7 @@ Source: OpenAI's published schema (github.com/openai/openai-openapi), Response.
 from dialects.read import typed
 from dialects.responses.fields import one_of, read_schema, read_whole
 from errors import InvalidRequest
-from json_steps import dumps_in_steps, keep
+from steps import keep, parts_of
 
 WORDS = {
     "service_tier": ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast"),
@@ -104,6 +104,6 @@ def read_metadata(payload):
 def written_echo(echo):
     """An echo as a list of bytes. Raises InvalidRequest where it is read deeper than written."""
     try:
-        return dumps_in_steps(keep(echo))
+        return parts_of(keep(echo))
     except RecursionError:
         raise InvalidRequest("the tools are nested too deeply", "tools") from None

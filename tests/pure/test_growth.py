@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-import json_steps
+import steps
 from dialects import embeddings, messages
 from dialects.messages import count
 from errors import Refusal
@@ -96,8 +96,8 @@ CASES = {**DIALECTS, "count_tokens": (count, DIALECTS["messages"][1])}
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch):
-    for name, size in {"SHORT": 0, "LONG": 0, "STEP": 2048, "LIGHT": 2048}.items():
-        monkeypatch.setattr(json_steps, name, size)
+    for name, size in {"LARGE": 2048, "LIGHT": 2048, "LONG": 0}.items():
+        monkeypatch.setattr(steps, name, size)
 
 
 @pytest.mark.parametrize("name", CASES)

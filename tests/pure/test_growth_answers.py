@@ -262,37 +262,3 @@ class Vectors(Fleet):
 def show(slowest):
     for longest, seconds, name in sorted(slowest, reverse=True)[:10]:
         print(f"{longest * 1000:6.1f} ms the longest step, {seconds * 1000:6.1f} ms in all: {name}")
-
-
-# ---- a large answer is the same as a small one
-
-@pytest.mark.parametrize("value", [
-    {"choices": [{"message": {"content": "é\"\\\n😀" * 40_000, "tool_calls": [{"id": str(at)} for at in range(9000)]}}]},
-    {"choices": [{"logprobs": {"content": [LOGPROB] * 5000}}], "usage": USAGE, "x": list(range(99_999))},
-    {"data": [[[[[[{"a": "]}" * 30}]]]]]] * 3000, "": {str(at): None for at in range(20_000)}},
-    {"content": "\U0001f600" * 70_000, "error": [[], {}, "", 0, True] * 9999},
-])
-@pytest.mark.parametrize("pretty", [None, 1])
-@pytest.mark.parametrize("ascii", [True, False])
-def test_read_and_written_in_steps(value, pretty, ascii):
-    text = json.dumps(value, indent=pretty, ensure_ascii=ascii).encode()
-    assert json.loads(steps.joined(steps.read(text))) == value
-    assert json.loads(steps.joined(steps.read(bytearray(b" " * 70_000 + text + b"\n" * 70_000)))) == value
-
-
-@pytest.mark.parametrize("broken", [
-    b"[" + b"1," * 70_000 + b"]", b"[" + b"1," * 70_000 + b"1", b'{"a":"' + b"x" * 70_000, b"[" + b"1," * 70_000 + b"1}",
-    b'{"choices":[' + b"{}," * 70_000 + b"{}]}x", b'{"a":' + b"[" * 70_000 + b"]" * 70_000 + b"}", b" " * 70_000, b"",
-    b'{"a":"' + b"\\u12" * 20_000 + b'"}', b'{"a" "' + b"x" * 70_000 + b'"}', b"[1" + b" " * 70_000 + b"2]",
-    b'{"' + b"x" * 70_000 + b'":1}', b'{"choices":[' + b"{}," * 400_000 + b"{}]}",
-])
-def test_what_is_no_json(broken):
-    with pytest.raises((ValueError, RecursionError)):
-        steps.read(broken)
-
-
-def test_what_json_has_not_is_null_in_what_is_passed_on():
-    """Also bytes that are no UTF-8."""
-    read = steps.read(b'{"x":[' + b"1," * 40_000 + b'NaN,"\xff"],"choices":[{"index":0}]}')
-    found = json.loads(steps.joined(read))
-    assert found["x"][-2:] == [None, "\ufffd"] and len(found["x"]) == 40_002 and read["choices"] == [{"index": 0}]

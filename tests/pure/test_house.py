@@ -13,7 +13,7 @@ WIDTH, LINES, SHORT = 100, 45, 10                   # columns; lines of a functi
 CONDITIONALS, TUPLES = 2, 1                         # at most, for each 100 lines of code
 
 PRODUCT_NOT = ("tests", "bench", "node_modules", "build", "dist")
-PURE_FILES = ["stream.py", "admission.py", "counting.py", "reasoning.py", "errors.py", "values.py", "json_steps.py", "steps.py", "mending/*.py", "dialects/**/*.py"]
+PURE_FILES = ["stream.py", "admission.py", "counting.py", "reasoning.py", "errors.py", "values.py", "steps.py", "mending/*.py", "dialects/**/*.py"]
 ACTS = {"gevent", "socket", "ssl", "select", "selectors", "time", "threading", "subprocess", "asyncio", "requests",
         "urllib3", "random", "secrets"}
 HEAVY = {"gevent", "requests", "urllib3", "gunicorn", "flask", "peewee"}
@@ -125,7 +125,6 @@ ARROWS = {
     "settings": {"reasoning"},
     "reasoning": set(),
     "values": set(),
-    "json_steps": {"values"},
     "steps": {"values"},
     "mending": {"values", "steps", "engines.kinds"},
     "stream": {"mending", "values", "steps", "engines.kinds", "engines.failures"},
@@ -144,9 +143,9 @@ ARROWS = {
     "keys": {"store", "admission", "reasoning", "log"},
     "call": {"pump", "watch", "engines", "admission", "store", "stream", "values", "counting",
              "loop", "steps"},
-    "dialects": {"stream", "mending", "values", "steps", "json_steps", "reasoning", "engines.kinds"},
+    "dialects": {"stream", "mending", "values", "steps", "reasoning", "engines.kinds"},
     "pages": {"reasoning", "front.routes"},
-    "front": {"call", "pump", "dialects", "pages", "store", "values", "json_steps", "loop", "tcp", "log"},
+    "front": {"call", "pump", "dialects", "pages", "store", "values", "steps", "loop", "tcp", "log"},
     "sparks": {"front", "engines", "engines.local", "store", "call", "keys", "admission", "log", "metrics", "monitor"},
 }
 FREE = {"errors", "settings"}
