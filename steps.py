@@ -17,7 +17,7 @@ import orjson
 
 from values import dumps, loads
 
-LARGE = 1 << 16  # bytes that are read, or written, in one step
+LARGE = 1 << 17  # bytes that are read, or written, in one step
 LIGHT = 1 << 17  # what `weight` says of a value that is written in one step
 LONG = 2 << 20  # bytes of a client's text that is never read at once
 FEW = 20_000  # marks in one between these that is: 3 ms, while to find its members costs more
