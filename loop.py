@@ -38,23 +38,33 @@ class Turns:
                 self.waiting.remove(turn)
 
     def watch(self):
-        """Have the hub call `next` as long as anybody waits."""
-        if self.idle is None:
+        """Have the hub call as long as anybody waits."""
+        if self.waiting and self.idle is None:
             loop = get_hub().loop
             self.idle = loop.idle()
             self.timer = loop.timer(LOOK, LOOK)
             self.idle.start(self.next)
-            self.timer.start(self.next, TURN)
-
-    def next(self, least=0.0):
-        """Let the first one go on, if it has waited for so many seconds."""
-        if self.waiting and monotonic() - self.waiting[0][1] >= least:
-            self.waiting.popleft()[0].switch()
-        if not self.waiting and self.idle is not None:
+            self.timer.start(self.overdue)
+        elif not self.waiting and self.idle is not None:
             for watcher in (self.idle, self.timer):
                 watcher.stop()
                 watcher.close()
             self.idle = self.timer = None
+
+    def next(self):
+        """The loop is idle: let the first one go on."""
+        if self.waiting:
+            self.waiting.popleft()[0].switch()
+        self.watch()
+
+    def overdue(self):
+        """Let those go on that have waited for TURN, for as long as one works in one go: many of
+        them have little to do."""
+        now = monotonic()
+        end = now + WORK
+        while self.waiting and self.waiting[0][1] <= now - TURN and monotonic() < end:
+            self.waiting.popleft()[0].switch()
+        self.watch()
 
 
 turns = Turns()
