@@ -326,7 +326,7 @@ def test_a_database_by_another_name_is_the_same_one(gateway, engine, tmp_path, w
 def test_two_starts_at_once(gateway, engine):
     """One of them serves, and the other one says why it does not."""
     front = gateway()
-    for _ in range(3):
+    for _ in range(2):
         front.stop()
         starts = [subprocess.Popen([sys.executable, "sparks.py"], cwd=ROOT, text=True, stderr=subprocess.PIPE,
                                    env=clean_environment(**front.settings)) for _ in range(2)]
