@@ -23,7 +23,9 @@ from tcp import detect_vanished_peer, send_all
 
 CONNECT_TIMEOUT = 10  # seconds
 SEND_TIMEOUT = 60  # seconds in which an engine takes a piece of a request
-STALE = 0.1  # seconds in which a connection that had ended shows it, from a request's first byte on
+STALE = 0.1  # seconds in which a connection that had ended before a request was sent shows it
+STALE_LARGE = 1.0  # the same for a large request, which the engine is still taking in
+LARGE = 8 << 20  # bytes of one
 IDLE = 4  # seconds: uvicorn and cpp-httplib close a connection that was idle for 5
 READ = 65536  # bytes a read
 PIECE = 1 << 18  # bytes a write
@@ -369,7 +371,8 @@ class Answer:
 
     request     the parts that may still have to be sent, or None
     harmless    the engine may do it twice
-    since       the monotonic moment when it began to be sent
+    patience    seconds from then on in which its connection may show that it was stale
+    since       the monotonic moment when all of it had gone
     sent        all of it has gone
     sender      the greenlet that sends a large one
     status, headers, framing
@@ -386,6 +389,8 @@ class Answer:
         self.pool = pool
         self.request = request
         self.harmless = harmless
+        share = min(sum(map(len, request)) / LARGE, 1)
+        self.patience = STALE + share * (STALE_LARGE - STALE)
         self.since = 0.0
         self.sender = None
         self.sent = False
@@ -418,12 +423,11 @@ class Answer:
         """Send the request. A large one goes on in a greenlet of its own, while whoever waits for
         the answer waits: sending and waiting have their own times."""
         self.sent = False
-        self.since = monotonic()
         if sum(map(len, self.request)) < READ:
             self.sock.settimeout(SEND_TIMEOUT)
             with suppress(OSError):  # as in `send_pieces`
                 self.connection.layer.send(b"".join(self.request))
-                self.sent = True
+                self.note_sent()
             self.sock.settimeout(None)
             self.drop_request()
         else:
@@ -439,11 +443,15 @@ class Answer:
                     give_way()
                 with gevent.Timeout(SEND_TIMEOUT, TimeoutError):
                     layer.send(piece)
-            self.sent = True
+            self.note_sent()
         except TimeoutError:
             self.give_up_sending(layer)
         except OSError:
             pass
+
+    def note_sent(self):
+        self.sent = True
+        self.since = monotonic()
 
     def give_up_sending(self, layer):
         """The engine takes no more of the request. Without all of it no answer will come, unless it
@@ -489,7 +497,7 @@ class Answer:
     def may_have_begun(self):
         """Whether the engine may be at work on the request, or may have been: it has all of it, and
         has had it for longer than a connection takes to show that it was stale."""
-        return self.sent and not self.harmless and monotonic() - self.since > STALE
+        return self.sent and not self.harmless and monotonic() - self.since > self.patience
 
     def no_answer(self):
         """The error for a connection that ended without an answer."""

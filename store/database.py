@@ -66,9 +66,9 @@ class Opened:
 
     def was_overwritten(self):
         """Whether the file itself has a stamp that neither we nor the connection know, or is only a
-        part of one."""
+        part of one, which it is for a moment in a checkpoint of ours."""
         found = file.stamp_of(self.descriptor)
-        if file.is_cut_off(self.descriptor):
+        if len(self.stamps) == 1 and file.is_cut_off(self.descriptor):
             return True
         if found in self.stamps:
             return False
