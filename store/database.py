@@ -109,6 +109,9 @@ def open_database(name, patient=True, alone=False, check=None):
         if check:
             check(path)
         connect(path, PATIENCE if patient else 0)
+        if alone:  # and will serve on it
+            for table in TABLES:
+                database.execute_sql(f"SELECT * FROM {table} LIMIT 0")
     except FAULTS as error:
         let_go()
         raise SettingsError(f"SPARKS_DB: {path} cannot be used: {advised(error)}") from None
@@ -176,8 +179,6 @@ def connect(path, patience):
     if pending():  # the usual case needs no lock
         file.unmark_log(path)  # until the log is in the file, that has either schema
         migrate()
-    for table in TABLES:
-        database.execute_sql(f"SELECT * FROM {table} LIMIT 0")
     opened.note()
     if file.marks_of_log(path) is None:
         database.execute_sql("PRAGMA busy_timeout = 0")

@@ -135,9 +135,12 @@ def has_own_log(path, descriptor):
         return False
     if stamp_of(descriptor) in stamps:
         return True
-    # Or copies of both were written over both: with their times, or the file first.
-    written = os.stat(beside(path, "-wal")).st_mtime_ns
-    return written < marked or marked < file.st_mtime_ns <= written
+    # Or copies of both were written over both: with their times, or else the file first.
+    log = os.stat(beside(path, "-wal"))
+    if log.st_mtime_ns < marked:
+        return True
+    last = file.st_ctime_ns <= log.st_ctime_ns
+    return last and marked < file.st_mtime_ns <= log.st_mtime_ns
 
 
 def set_aside(path):
