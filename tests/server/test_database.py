@@ -16,7 +16,6 @@ from store import database, file, ledger
 from store.database import check_whole, is_ours, let_go, open_database
 from support.chat import HELLO, PATH
 from support.engine import Json, completion
-from support.processes import wait_until
 from support.rows import read, row_of, rows
 
 
@@ -71,9 +70,9 @@ def with_its_time(backup, db):
     """And then both files get a mode, or an owner: the log is the one that was changed last."""
     shutil.copyfile(backup, db)
     shutil.copystat(backup, db)
-    for file in (db, db.with_name(db.name + "-wal")):
+    for part in (db, db.with_name(db.name + "-wal")):
         time.sleep(0.01)
-        os.chmod(file, 0o600)
+        os.chmod(part, 0o600)
 
 
 WAYS = {"moved": os.replace, "written over it": shutil.copyfile}

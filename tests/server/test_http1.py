@@ -750,7 +750,9 @@ class TlsServer(threading.Thread):
                     with contextlib.suppress(ssl.SSLWantReadError):
                         tls.unwrap()
                     self.flush()
-                    continue
+                    while self.sock.recv(65536):
+                        pass
+                    return
                 if isinstance(part, float):
                     time.sleep(part)
                     continue
