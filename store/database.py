@@ -232,10 +232,14 @@ def checkpoint():
 
     Runs in a thread, on a connection of its own, because it waits for the disk.
     """
-    if is_ours() and file.size_of(file.beside(opened.path, "-wal")):
+    if is_ours() and has_log_to_begin(opened.path):
         with closing(sqlite3.connect(opened.path, HELD)) as connection:
             if is_ours():  # so that is the file which the connection has
                 begin_log(connection.execute)
+
+
+def has_log_to_begin(path):
+    return file.size_of(file.beside(path, "-wal")) or file.marks_of_log(path) is None
 
 
 def begin_log(execute):

@@ -309,9 +309,8 @@ class Ledger:
         is_due = monotonic() - self.pruned > PRUNE
         if is_due:
             self.trusted = self.attempt(self.trust_the_clock)
-        if monotonic() - self.checked > MINUTE:
+        if monotonic() - self.checked > MINUTE and self.attempt(self.checkpoint):
             self.checked = monotonic()
-            self.attempt(self.checkpoint)
         if is_due and self.trusted and self.attempt(self.prune_old):
             self.pruned = monotonic()
 
@@ -347,6 +346,7 @@ class Ledger:
             logger.error("another database file has been put in place")
         open_database(self.settings.db, patient=False, alone=True, check=self.check_whole)
         logger.error("it is used from now on")
+        self.checked = -DAY  # it may have been locked: backups are alike until they have a stamp
         for said in ("file", "swap"):
             self.logged.pop(said, None)
 
@@ -365,11 +365,14 @@ class Ledger:
             raise
 
     def checkpoint(self):
+        """Returns whether it went well."""
         try:
             with self.moving:
                 in_thread(checkpoint)
         except FAULTS as error:
             self.complain(error)
+            return False
+        return True
 
     def prune_old(self):
         return self.prune(self.trusted - self.settings.keep_days * DAY)

@@ -310,6 +310,24 @@ def test_a_backup_that_is_locked_when_it_is_put_in_place(db, book, lock):
     assert not book.waiting and idents(db) == [*range(50), 500, 501, 502]
 
 
+def test_backups_are_told_apart_though_the_file_was_locked(db, book):
+    """All copies that SQLite makes have the same stamp, until the gateway could give them its own."""
+    backup = db.with_name("backup.db")
+    for n in range(2):
+        write(n)
+        by_sqlite(db, backup)
+        with closing(sqlite3.connect(backup)) as other:
+            other.execute("PRAGMA journal_mode = wal")
+        shutil.copyfile(backup, db)
+        assert not is_ours()
+        with closing(sqlite3.connect(db, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            book.keep_up_once()
+        book.keep_up_once()
+        backup.unlink()
+    assert idents(db) == [0, 1]
+
+
 def test_a_reader_holds_up_no_checkpoint(db, book):
     """While it waits for the reader to end, nobody can write."""
     write(*range(50))
