@@ -8,6 +8,7 @@ from contextlib import closing
 from types import SimpleNamespace
 
 import gevent
+import peewee
 import pytest
 
 import keys
@@ -310,18 +311,19 @@ def test_a_backup_that_is_locked_when_it_is_put_in_place(db, book, lock):
     assert not book.waiting and idents(db) == [*range(50), 500, 501, 502]
 
 
-def test_backups_are_told_apart_though_the_file_was_locked(db, book):
+def test_backups_are_told_apart_though_the_file_was_locked(db, book, monkeypatch):
     """All copies that SQLite makes have the same stamp, until the gateway could give them its own."""
+    def locked(execute):
+        raise peewee.OperationalError("database is locked")
+
     backup = db.with_name("backup.db")
     for n in range(2):
         write(n)
         by_sqlite(db, backup)
-        with closing(sqlite3.connect(backup)) as other:
-            other.execute("PRAGMA journal_mode = wal")
         shutil.copyfile(backup, db)
         assert not is_ours()
-        with closing(sqlite3.connect(db, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
+        with monkeypatch.context() as patch:
+            patch.setattr(database, "begin_log", locked)
             book.keep_up_once()
         book.keep_up_once()
         backup.unlink()
@@ -362,6 +364,7 @@ def test_a_swap_in_a_checkpoint(db, book, monkeypatch):
     for n in range(500, 504):
         book.write(row(n))
         gevent.sleep(0.01)
+    assert len(book.waiting) == 4
     go_on.set()
     checkpoint.join()
     for _ in range(2):
