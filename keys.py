@@ -35,7 +35,15 @@ from admission import Limits
 from errors import InvalidKey, SettingsError
 from log import printable
 from store import ledger, report
-from store.database import DATABASE_FAULTS, FAULTS, advised, check_place, database, open_database
+from store.database import (
+    DATABASE_FAULTS,
+    FAULTS,
+    advised,
+    check_place,
+    database,
+    is_ours,
+    open_database,
+)
 
 PREFIX = "sk-sparks-"
 RANDOM_BYTES = 32  # 43 URL-safe characters
@@ -101,7 +109,9 @@ class Keyring:
     They are read again, within FRESH seconds, when another process has changed the database.
     """
 
-    def __init__(self):
+    def __init__(self, follow=lambda: None):
+        """`follow`: a function that opens the file which was put in the database's place."""
+        self.follow = follow
         self.version = None
         self.keys = {}
         self.looked = -FRESH  # by time.monotonic
@@ -137,6 +147,8 @@ class Keyring:
         if moment - self.looked < FRESH:
             return
         try:
+            if not is_ours():
+                self.follow()
             connection = database.connection()
             # The connection is held: a new one could get its id, and starts from the same number.
             version = (connection, connection.execute("PRAGMA data_version").fetchone())

@@ -70,7 +70,7 @@ from metrics import Metrics
 from monitor import Monitor
 from settings import load
 from store import ledger
-from store.database import check_whole, let_go, open_database, whole
+from store.database import check_whole, let_go, never_wait, open_database, whole
 from store.file import identity
 from store.seal import own_seal
 
@@ -111,7 +111,7 @@ def try_database(path):
     It is closed again: an open SQLite connection must not be carried through a fork
     (sqlite.org/howtocorrupt.html, 2.6).
     """
-    open_database(path, check=check_whole)
+    open_database(path, alone=True, check=check_whole)
     let_go()
     whole.add(identity(path))  # for the worker, which need not read it again
 
@@ -137,9 +137,9 @@ class Service:
     def __init__(self, settings, is_local):
         """`is_local`: start engines of our own on this machine."""
         renew(settings)
-        open_database(settings.db, check=check_whole)
+        open_database(settings.db, alone=True, check=check_whole)
         first_key = keys.first_key() if is_local else None
-        open_database(settings.db, patient=False)
+        never_wait()
         if is_local:
             local.adopt(settings)
         self.settings = settings
@@ -160,7 +160,9 @@ class Service:
         self.gateway.read_budgets()
         metrics.watch(self.gateway)
         self.monitor = Monitor(metrics.run, settings)
-        self.app = create_app(self.gateway, keys.Keyring(), metrics, own_seal())
+        self.app = create_app(
+            self.gateway, keys.Keyring(self.ledger.stay_with_the_file), metrics, own_seal()
+        )
         self.start(first_key)
         freeze()
         self.monitor.start()

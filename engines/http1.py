@@ -180,6 +180,7 @@ class Cleartext:
     """The bytes of a connection as they are."""
 
     decode = None  # nothing to do
+    over = False  # TCP alone says when the other side has ended
 
     def __init__(self, sock):
         self.sock = sock
@@ -191,11 +192,14 @@ class Cleartext:
 class Tls:
     """TLS over a socket that itself stays untouched, so that the pump can read it like any other.
 
+    over  the engine has said that it sends no more, which can be long before TCP says so
+
     Raises OSError (ssl.SSLError is one) where the handshake fails.
     """
 
     def __init__(self, sock, host, context):
         self.sock = sock
+        self.over = False
         self.incoming = ssl.MemoryBIO()
         self.outgoing = ssl.MemoryBIO()
         self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname=host)
@@ -229,8 +233,11 @@ class Tls:
         try:
             while piece := self.tls.read(READ):
                 out.append(piece)
-        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            self.over = True
+        except ssl.SSLWantReadError:
             pass
+        except ssl.SSLZeroReturnError:
+            self.over = True
         except ssl.SSLError as error:
             raise BadAnswer(f"the engine's TLS is broken ({error.reason})") from None
         return b"".join(out)
@@ -264,7 +271,8 @@ class Connection:
         try:
             data = os.read(self.sock.fileno(), READ)  # that end may have come since
             self.framing.feed(self.layer.decode(data) if self.layer.decode else data)
-            return bool(data) and self.framing.ended and not self.framing.surplus
+            open_still = bool(data) and not self.layer.over
+            return open_still and self.framing.ended and not self.framing.surplus
         except BlockingIOError:
             return self.framing.ended
         except (OSError, UpstreamError):
@@ -551,12 +559,12 @@ class Answer:
 
     def receive(self, seconds):
         """Bytes of the connection, decrypted; b"" at its end. Raises Silent."""
-        decode = self.connection.layer.decode
+        layer = self.connection.layer
         try:
             with gevent.Timeout(max(seconds, 0.001), Silent):
-                while data := self.sock.recv(READ):
-                    if decode:
-                        data = decode(data)
+                while not layer.over and (data := self.sock.recv(READ)):
+                    if layer.decode:
+                        data = layer.decode(data)
                     if data:  # a TLS record may hold nothing for us
                         return data
         except OSError:
@@ -587,11 +595,18 @@ class Answer:
     @property
     def decode(self):
         """A function from bytes of the connection to those of the body."""
-        decrypt = self.connection.layer.decode
-        unframe = self.framing.feed
-        if decrypt:
-            return lambda data: unframe(decrypt(data))
-        return unframe
+        layer = self.connection.layer
+        framing = self.framing
+        if not layer.decode:
+            return framing.feed
+
+        def decode(data):
+            body = framing.feed(layer.decode(data))
+            if layer.over:
+                framing.eof()
+            return body
+
+        return decode
 
     def all(self, seconds, limit, hold=None):
         """The whole body, at most `limit` bytes; a bytearray where it is large. Raises Silent,

@@ -44,7 +44,8 @@ def take(db):
         if file:
             break
         time.sleep(PAUSE)
-    refuse_second_name(db)
+    with suppress(OSError):  # where /proc cannot be read, nobody can tell
+        refuse_second_name(db)
     os.truncate(file.fileno(), 0)
     os.write(file.fileno(), str(os.getpid()).encode())
     return file

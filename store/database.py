@@ -18,6 +18,8 @@ from store import file
 logger = logging.getLogger("sparks")
 PAGE = 1024  # bytes, of a new file: a row of the ledger touches two, and each is logged whole
 PATIENCE = 5000  # milliseconds for another process's lock
+HELD = 0.1  # seconds for which a checkpoint waits for readers; nobody can write meanwhile
+TABLES = ("key", "request", "day", "secret", "pruning")
 database = peewee.SqliteDatabase(None, thread_safe=False)
 DATABASE_FAULTS = (peewee.PeeweeException, sqlite3.Error)
 FAULTS = (OSError, *DATABASE_FAULTS)
@@ -26,14 +28,15 @@ FAULTS = (OSError, *DATABASE_FAULTS)
 class Opened:
     """The file that the connection has.
 
-    path        its name, without symbolic links: SQLite's log lies beside that
+    name        as it was given
+    path        the same without symbolic links: SQLite's log lies beside that
     descriptor  see store/file.py; None if nothing is open
     stamps      those that it may have now, see file.stamp_of
     seen        its file.identity as of the last look at its stamp; None until there is a connection
     """
 
     def __init__(self):
-        self.path = None
+        self.name = self.path = None
         self.descriptor = None
         self.stamps = ()
         self.seen = None
@@ -49,10 +52,10 @@ class Opened:
         self.__init__()
 
     def is_in_place(self):
-        """Whether it lies at its path, and nobody has written over it. OSError if nothing does."""
+        """Whether its name leads to it, and nobody has written over it. OSError if to nothing."""
         if self.seen is None:
             return False
-        found = file.identity(self.path)
+        found = file.identity(self.name)
         if found != self.seen:
             if self.was_moved() or self.was_overwritten():
                 return False
@@ -61,7 +64,7 @@ class Opened:
 
     def was_moved(self):
         with suppress(OSError):
-            return not os.path.samestat(os.stat(self.path), os.fstat(self.descriptor))
+            return not os.path.samestat(os.stat(self.name), os.fstat(self.descriptor))
         return True
 
     def was_overwritten(self):
@@ -92,38 +95,44 @@ def stamp_by(execute, cookie=None):
     return file.stamp(cookie, *rest)
 
 
-def open_database(path, patient=True, check=None):
+def open_database(name, patient=True, alone=False, check=None):
     """Open the file, made with mode 0600 if there is none, and bring it up to date.
 
-    patient  else later calls never wait inside SQLite for another process's lock
+    patient  wait inside SQLite for another process's lock, now and later
+    alone    for a gateway: no other one may have the file, under whatever name
     check    check_whole, or a function that calls it: read all of the file first
     Raises SettingsError with one line.
     """
-    path = Path(os.path.realpath(path))
+    path = Path(os.path.realpath(name))
     try:
-        take_up(path)
+        take_up(name, path, alone)
         if check:
             check(path)
-        connect(path)
-        if not patient:
-            database.execute_sql("PRAGMA busy_timeout = 0")
+        connect(path, PATIENCE if patient else 0)
+        if alone:  # and will serve on it
+            for table in TABLES:
+                database.execute_sql(f"SELECT * FROM {table} LIMIT 0")
     except FAULTS as error:
         let_go()
         raise SettingsError(f"SPARKS_DB: {path} cannot be used: {advised(error)}") from None
 
 
-def take_up(path):
+def take_up(name, path, alone):
     """Make sure of a file before SQLite sees it."""
     let_go()
+    opened.name = name
     opened.path = path
     opened.descriptor, is_new = file.open_file(path)
-    has_log = os.path.exists(file.beside(path, "-wal"))
-    if has_log and (is_new or not file.has_own_log(path, opened.descriptor)):
-        aside = file.set_aside(path)
-        logger.error("the log beside %s was another file's: it is %s now", path, aside)
+    if alone and not file.locked(opened.descriptor, file.IN_USE):
+        raise file.Unusable("a gateway runs on it already")
+    with file.in_hand(opened.descriptor):
+        has_log = os.path.exists(file.beside(path, "-wal"))
+        if has_log and (is_new or not file.has_own_log(path, opened.descriptor)):
+            aside = file.set_aside(path)
+            logger.error("the log beside %s was another file's: it is %s now", path, aside)
 
 
-def check_whole(path):
+def check_whole(path, patience=PATIENCE):
     """Raises Unusable for a file that is damaged.
 
     It is read on a connection of its own, which takes a second for a million rows; and not again by
@@ -132,7 +141,7 @@ def check_whole(path):
     if not file.size_of(path) or file.identity(path) in whole:
         return
     try:
-        with closing(sqlite3.connect(path)) as connection:
+        with closing(sqlite3.connect(path, patience / 1000)) as connection:
             ((said,),) = connection.execute("PRAGMA quick_check(1)").fetchall()
     except sqlite3.OperationalError:
         raise
@@ -145,12 +154,12 @@ def check_whole(path):
 
 def advised(error):
     """What SQLite says of a file, with what to do where it is damaged."""
-    if "malformed" in str(error):
+    if "malformed" in str(error) and file.ADVICE not in str(error):
         return f"{error}; {file.ADVICE}"
     return error
 
 
-def connect(path):
+def connect(path, patience):
     """Connect to the file that was taken up, bring it up to date, and mark its log."""
     database.init(
         str(path),
@@ -158,9 +167,10 @@ def connect(path):
             "page_size": PAGE,
             "journal_mode": "wal",
             "synchronous": "normal",
-            "busy_timeout": PATIENCE,
+            "busy_timeout": patience,
             "wal_autocheckpoint": 0,
         },
+        timeout=patience / 1000,
         check_same_thread=False,
     )
     database.connect()
@@ -174,7 +184,12 @@ def connect(path):
         database.execute_sql("PRAGMA busy_timeout = 0")
         with suppress(peewee.PeeweeException):  # it is locked, or the disk is full: no mark yet
             begin_log(database.execute_sql)
-        database.execute_sql(f"PRAGMA busy_timeout = {PATIENCE}")
+        database.execute_sql(f"PRAGMA busy_timeout = {patience}")
+
+
+def never_wait():
+    """From now on nothing waits inside SQLite for another process's lock."""
+    database.execute_sql("PRAGMA busy_timeout = 0")
 
 
 def let_go():
@@ -217,9 +232,14 @@ def checkpoint():
 
     Runs in a thread, on a connection of its own, because it waits for the disk.
     """
-    if is_ours() and file.size_of(file.beside(opened.path, "-wal")):
-        with closing(sqlite3.connect(opened.path)) as connection:
-            begin_log(connection.execute)
+    if is_ours() and has_log_to_begin(opened.path):
+        with closing(sqlite3.connect(opened.path, HELD)) as connection:
+            if is_ours():  # so that is the file which the connection has
+                begin_log(connection.execute)
+
+
+def has_log_to_begin(path):
+    return file.size_of(file.beside(path, "-wal")) or file.marks_of_log(path) is None
 
 
 def begin_log(execute):

@@ -14,12 +14,16 @@ import stat
 import struct
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from time import monotonic, sleep
 
 MAGIC = b"SQLite format 3\0"  # how a file begins that is not empty: sqlite.org/fileformat.html, 1.3
 HEADER = 100  # bytes
 STAMP = ((40, 44), (60, 64), (68, 72))  # in it: schema cookie, user version, application id
 OWNER = "user.sparks.log_of"  # the extended attribute of a log: whose it is
 SHARED = (0x40000002, 510)  # where SQLite locks a file to read it: sqlite.org/src, os.h
+IN_USE = (0x40000200, 1)  # behind all of SQLite's locks: a gateway's, as long as it has the file
+IN_HAND = (0x40000201, 1)  # whoever looks at the log and perhaps sets it aside
+MOMENT = 2  # seconds in which whoever has a log in hand is done
 ADVICE = "put a backup in its place; or move it away to begin a new one, which has no keys"
 
 
@@ -99,8 +103,9 @@ def mark_log(path, descriptor, *stamps):
     """Note that the log belongs to this file, with these stamps. Not every file system keeps it."""
     log = beside(path, "-wal")
     with suppress(OSError):
-        inodes = os.stat(log).st_ino, os.fstat(descriptor).st_ino
-        os.setxattr(log, OWNER, " ".join(map(str, (*inodes, *stamps))).encode())
+        found = os.stat(log)
+        marks = found.st_ino, os.fstat(descriptor).st_ino, found.st_mtime_ns, *stamps
+        os.setxattr(log, OWNER, " ".join(map(str, marks)).encode())
 
 
 def unmark_log(path):
@@ -109,13 +114,13 @@ def unmark_log(path):
 
 
 def marks_of_log(path):
-    """The marks of the log, as texts: the inode of its file, and stamps. None if it has none, or
-    those of the log that it is a copy of."""
+    """The marks of the log: the inode of its file, when the log had been written last (in ns), and
+    the stamps. None if it has none, or those of the log that it is a copy of."""
     log = beside(path, "-wal")
     try:
-        own, *marks = os.getxattr(log, OWNER).decode().split()
-        return marks if own == str(os.stat(log).st_ino) else None
-    except OSError:
+        own, inode, written, *stamps = os.getxattr(log, OWNER).decode().split()
+        return (int(inode), int(written), stamps) if int(own) == os.stat(log).st_ino else None
+    except (OSError, ValueError):
         return None
 
 
@@ -124,12 +129,18 @@ def has_own_log(path, descriptor):
     marks = marks_of_log(path)
     if not marks:
         return True
+    inode, marked, stamps = marks
     file = os.fstat(descriptor)
-    if marks[0] != str(file.st_ino):
+    if inode != file.st_ino:
         return False
-    # Of another state of the file, but younger than it: copies of both were written over both.
-    younger = os.stat(beside(path, "-wal")).st_ctime_ns > file.st_ctime_ns
-    return younger or stamp_of(descriptor) in marks[1:]
+    if stamp_of(descriptor) in stamps:
+        return True
+    # Or copies of both were written over both: with their times, or else the file first.
+    log = os.stat(beside(path, "-wal"))
+    if log.st_mtime_ns < marked:
+        return True
+    last = file.st_ctime_ns <= log.st_ctime_ns
+    return last and marked < file.st_mtime_ns <= log.st_mtime_ns
 
 
 def set_aside(path):
@@ -149,14 +160,41 @@ def read_lock(descriptor):
 
     A connection that is closed meanwhile is not the last one to SQLite, and leaves its log alone.
     """
-    change_lock(descriptor, fcntl.F_RDLCK)
+    change_lock(descriptor, fcntl.F_RDLCK, SHARED)
     try:
         yield
     finally:
-        change_lock(descriptor, fcntl.F_UNLCK)
+        change_lock(descriptor, fcntl.F_UNLCK, SHARED)
 
 
-def change_lock(descriptor, kind):
+@contextmanager
+def in_hand(descriptor):
+    """Only one process at a time looks at the log and sets it aside: a second one would do that
+    to the first one's new log."""
+    end = monotonic() + MOMENT
+    while not locked(descriptor, IN_HAND):
+        if monotonic() > end:
+            raise Unusable("another process is about to open it; try again")
+        sleep(0.001)
+    try:
+        yield
+    finally:
+        change_lock(descriptor, fcntl.F_UNLCK, IN_HAND)
+
+
+def locked(descriptor, place):
+    """Whether a lock that only one may have could be had; it is kept until the descriptor is
+    closed."""
+    try:
+        change_lock(descriptor, fcntl.F_WRLCK, place)
+    except BlockingIOError:
+        return False
+    except OSError:  # not every file system has such locks
+        pass
+    return True
+
+
+def change_lock(descriptor, kind, place):
     """Of the open file description, so that it stands against the locks of this process too."""
-    lock = struct.pack("hhqqi0q", kind, os.SEEK_SET, *SHARED, 0)
+    lock = struct.pack("hhqqi0q", kind, os.SEEK_SET, *place, 0)
     fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)

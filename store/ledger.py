@@ -15,7 +15,7 @@ from time import monotonic, time
 from typing import NamedTuple
 
 import gevent
-import peewee
+from gevent.lock import BoundedSemaphore
 
 from errors import SettingsError
 from store.database import (
@@ -190,7 +190,8 @@ class Ledger:
     lost      how many were given up: too many waited, or SQLite could not keep them
     troubled  whether the last commit failed
     astray    that was because another file lies in the database's place
-    moving    this is being put right
+    moving    a lock for who opens that file, or is in the midst of a checkpoint
+    refused   (identity of a damaged file, why it cannot be used): it is not read again
     """
 
     def __init__(self, settings):
@@ -200,8 +201,8 @@ class Ledger:
         self.lost = 0
         self.troubled = False
         self.astray = False
-        self.moving = False
-        self.refused = None  # (identity of a file that cannot be used, why)
+        self.moving = BoundedSemaphore(1)
+        self.refused = None, None
         self.logged = {}  # fault -> when it was logged last
         self.checked = -DAY  # when, by a clock that is never set back
         self.pruned = -DAY
@@ -308,9 +309,8 @@ class Ledger:
         is_due = monotonic() - self.pruned > PRUNE
         if is_due:
             self.trusted = self.attempt(self.trust_the_clock)
-        if monotonic() - self.checked > MINUTE:
+        if monotonic() - self.checked > MINUTE and self.attempt(self.checkpoint):
             self.checked = monotonic()
-            self.attempt(self.checkpoint)
         if is_due and self.trusted and self.attempt(self.prune_old):
             self.pruned = monotonic()
 
@@ -332,45 +332,47 @@ class Ledger:
     def stay_with_the_file(self):
         """Open the database anew if another file, perhaps a backup, was put in its place. One that
         cannot be used is left alone: the keys in memory count on, and rows wait."""
-        if self.moving:
-            return
-        self.moving = True
         try:
-            if is_ours():
-                return
-            found = identity(self.settings.db)
-            if self.refused and self.refused[0] == found:
-                raise self.refused[1]
-            self.take_over(found)
+            with self.moving:
+                if not is_ours():
+                    self.take_over()
         except (OSError, SettingsError) as error:
             if self.is_news("file"):
                 logger.error("%s; keys count as they were, and the ledger's rows wait", error)
-        finally:
-            self.moving = False
 
-    def take_over(self, found):
+    def take_over(self):
         """Go on with the file that lies in place now. Raises SettingsError."""
-        logger.error("another database file has been put in place")
-        try:
-            open_database(self.settings.db, patient=False, check=self.check_whole)
-        except SettingsError as error:
-            self.refused = found, error
-            raise
+        if self.is_news("swap"):
+            logger.error("another database file has been put in place")
+        open_database(self.settings.db, patient=False, alone=True, check=self.check_whole)
         logger.error("it is used from now on")
-        self.logged.pop("file", None)
+        self.checked = -DAY  # it may have been locked: backups are alike until they have a stamp
+        for said in ("file", "swap"):
+            self.logged.pop(said, None)
 
-    @staticmethod
-    def check_whole(path):
+    def check_whole(self, path):
         """In a thread, since a large file takes seconds."""
-        if not os.stat(path).st_size:
-            raise Unusable(f"it is empty; {ADVICE}")
-        in_thread(check_whole, path)
+        found = identity(path)
+        known, why = self.refused
+        if found == known:
+            raise Unusable(why)
+        try:
+            if not os.stat(path).st_size:
+                raise Unusable(f"it is empty; {ADVICE}")
+            in_thread(check_whole, path, 0)
+        except Unusable as error:
+            self.refused = found, str(error)
+            raise
 
     def checkpoint(self):
+        """Returns whether it went well."""
         try:
-            in_thread(checkpoint)
+            with self.moving:
+                in_thread(checkpoint)
         except FAULTS as error:
             self.complain(error)
+            return False
+        return True
 
     def prune_old(self):
         return self.prune(self.trusted - self.settings.keep_days * DAY)
@@ -421,7 +423,7 @@ class Ledger:
                 gevent.sleep(pause)
                 first = last
                 last, oldest = self.span(first)
-        except peewee.DatabaseError as error:
+        except FAULTS as error:
             self.complain(error)
             return False
         return True

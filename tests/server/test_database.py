@@ -3,18 +3,20 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 from contextlib import closing
 from types import SimpleNamespace
 
+import gevent
+import peewee
 import pytest
 
 import keys
 from errors import InvalidKey, SettingsError
-from store import database, ledger
+from store import database, file, ledger
 from store.database import check_whole, is_ours, let_go, open_database
 from support.chat import HELLO, PATH
 from support.engine import Json, completion
-from support.processes import wait_until
 from support.rows import read, row_of, rows
 
 
@@ -65,10 +67,20 @@ def by_vacuum(db, to):
         source.execute("VACUUM INTO ?", (str(to),))
 
 
+def with_its_time(backup, db):
+    """And then both files get a mode, or an owner: the log is the one that was changed last."""
+    shutil.copyfile(backup, db)
+    shutil.copystat(backup, db)
+    for part in (db, db.with_name(db.name + "-wal")):
+        time.sleep(0.01)
+        os.chmod(part, 0o600)
+
+
 WAYS = {"moved": os.replace, "written over it": shutil.copyfile}
+LATER = {**WAYS, "with its time": with_its_time}
 
 
-@pytest.mark.parametrize("put", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("put", LATER.values(), ids=LATER)
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "checkpoints later"])
 @pytest.mark.parametrize("make", [by_sqlite, by_vacuum, shutil.copyfile], ids=lambda make: make.__name__)
 def test_a_backup_beside_the_log_of_what_was_there(db, caplog, make, late, put):
@@ -143,6 +155,11 @@ def damage(db):
     spoil(db)
 
 
+def lacking(file):
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("DROP TABLE day")
+
+
 def spoil(file):
     with open(file, "r+b") as file:
         file.seek(os.fstat(file.fileno()).st_size // 2048 * 1024)
@@ -157,6 +174,27 @@ def test_a_damaged_file_is_refused_and_left_alone(db):
     with pytest.raises(SettingsError, match="it is damaged .*put a backup in its place; or move it away"):
         open_database(db, check=check_whole)
     assert db.read_bytes() == content
+
+
+def test_what_to_do_is_said_once(db):
+    open_database(db)
+    let_go()
+    with open(db, "r+b") as file:
+        file.seek(28)
+        file.write(b"\0\0\xff\xff")                # so many pages
+    with pytest.raises(SettingsError, match="malformed") as caught:
+        open_database(db, check=check_whole)
+    assert str(caught.value).count("put a backup in its place") == 1
+
+
+def test_two_that_open_a_file_at_once(db, monkeypatch):
+    """Only one of them looks whose the log is: the other would set aside the first one's new log, with what is in it."""
+    monkeypatch.setattr(file, "MOMENT", 0.05)
+    open_database(db)
+    with open(db, "r+b") as other:
+        with file.in_hand(other.fileno()), pytest.raises(SettingsError, match="about to open it; try again"):
+            open_database(db)
+        open_database(db)
 
 
 def test_an_emptied_file_is_refused(db):
@@ -208,7 +246,9 @@ def test_a_backup_in_place_of_an_open_file(db, book, make, late, put):
     (lambda db: db.write_bytes(b"no database" * 1000), "no SQLite database"),
     (lambda db: os.truncate(db, 3072), "put a backup in its place"),
     (lambda db: os.replace(db.with_name("broken.db"), db), "put a backup in its place"),
-], ids=["gone", "emptied", "another file", "cut off", "damaged"])
+    (lambda db: (by_sqlite(db, db.with_name("other.db")), lacking(db.with_name("other.db")),
+                 os.replace(db.with_name("other.db"), db)), "no such table: day"),
+], ids=["gone", "emptied", "another file", "cut off", "damaged", "without a table"])
 def test_what_cannot_be_used_is_not(db, book, caplog, harm, words):
     """Keys count as they were, rows wait, one line a minute says so; and a good file heals it all."""
     broken = db.with_name("broken.db")
@@ -250,6 +290,106 @@ def test_what_other_programs_do_to_an_open_file_is_no_swap(db, book):
     assert is_ours() and idents(db) == [*range(200), 9]
 
 
+@pytest.mark.parametrize("lock", ["BEGIN", "BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"])
+def test_a_backup_that_is_locked_when_it_is_put_in_place(db, book, lock):
+    """By whoever looks into it with sqlite3. Nothing waits inside SQLite for that, and in the end it is used."""
+    backup = db.with_name("backup.db")
+    write(*range(50))
+    by_sqlite(db, backup)
+    with closing(sqlite3.connect(backup, isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode = delete")
+        other.execute(lock)
+        other.execute("SELECT * FROM request").fetchone()
+        os.replace(backup, db)
+        since = time.monotonic()
+        for n in range(3):
+            book.write(row(500 + n))
+            book.keep_up_once()
+        assert time.monotonic() - since < 2.5 and len(book.waiting) == 3
+    for _ in range(2):
+        book.keep_up_once()
+    assert not book.waiting and idents(db) == [*range(50), 500, 501, 502]
+
+
+def test_backups_are_told_apart_though_the_file_was_locked(db, book, monkeypatch):
+    """All copies that SQLite makes have the same stamp, until the gateway could give them its own."""
+    def locked(execute):
+        raise peewee.OperationalError("database is locked")
+
+    backup = db.with_name("backup.db")
+    for n in range(2):
+        write(n)
+        by_sqlite(db, backup)
+        shutil.copyfile(backup, db)
+        assert not is_ours()
+        with monkeypatch.context() as patch:
+            patch.setattr(database, "begin_log", locked)
+            book.keep_up_once()
+        book.keep_up_once()
+        backup.unlink()
+    assert idents(db) == [0, 1]
+
+
+def test_a_reader_holds_up_no_checkpoint(db, book):
+    """While it waits for the reader to end, nobody can write."""
+    write(*range(50))
+    with closing(sqlite3.connect(db, isolation_level=None)) as other:
+        other.execute("BEGIN")
+        other.execute("SELECT * FROM request").fetchone()
+        write(50)
+        since = time.monotonic()
+        book.checkpoint()
+        assert time.monotonic() - since < 2.5
+
+
+def test_a_swap_in_a_checkpoint(db, book, monkeypatch):
+    """They don't overlap: the checkpoint's connection would meet the log of the new file."""
+    backup, begun, go_on = db.with_name("backup.db"), threading.Event(), threading.Event()
+    write(*range(50))
+    by_sqlite(db, backup)
+    write(*range(50, 100))
+    begin_log = database.begin_log
+
+    def slowed(execute):
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            go_on.wait(5)
+        begin_log(execute)
+
+    monkeypatch.setattr(database, "begin_log", slowed)
+    checkpoint = gevent.spawn(book.checkpoint)
+    while not begun.is_set():
+        gevent.sleep(0.01)
+    os.replace(backup, db)
+    for n in range(500, 504):
+        book.write(row(n))
+        gevent.sleep(0.01)
+    assert len(book.waiting) == 4
+    go_on.set()
+    checkpoint.join()
+    for _ in range(2):
+        book.keep_up_once()
+    write(504)
+    assert not book.waiting and idents(db) == [*range(50), *range(500, 505)]
+
+
+def test_a_link_that_leads_elsewhere(db, book, tmp_path):
+    """As another file in its place, which a gateway goes on with."""
+    link = tmp_path / "link.db"
+    link.symlink_to(db)
+    write(1)
+    by_sqlite(db, tmp_path / "other.db")
+    book.settings.db = link
+    open_database(link, patient=False, alone=True)
+    write(2)
+    (tmp_path / "new").symlink_to("other.db")
+    os.replace(tmp_path / "new", link)
+    book.write(row(3))
+    for _ in range(2):
+        book.keep_up_once()
+    assert idents(link) == [1, 3] and idents(db) == [1, 2]
+
+
 # ---- the real server
 
 def test_the_file_goes_while_keys_are_added(gateway, engine):
@@ -273,7 +413,7 @@ def test_the_file_goes_while_keys_are_added(gateway, engine):
             assert "Traceback" not in done.stderr and done.returncode in (0, 1)
             key = done.stdout.strip().rpartition("\n")[2]
             if done.returncode == 0:
-                wait_until(lambda key=key: front.client(key).get("/v1/models").status == 200, 5)
+                assert front.client(key).get("/v1/models").status == 200
     finally:
         over.set()
         for thread in threads:
@@ -292,7 +432,11 @@ def test_a_restore_under_load_and_a_kill(gateway, engine, put):
     backup = front.db.with_name("backup.db")
     by_sqlite(front.db, backup)
     assert [ask(f"lost-{n}") for n in range(20)] == [200] * 20
+    key = front.add_key("alice")
+    assert front.client(key).get("/v1/models").status == 200
     put(backup, front.db)
+    time.sleep(2 * keys.FRESH)
+    assert front.client(key).get("/v1/models").status == 401        # made after the backup
     assert [ask(f"after-{n}") for n in range(20)] == [200] * 20
     row_of(front.db, "after-19", 5)
     front.kill()

@@ -305,7 +305,7 @@ def test_a_process_that_got_the_pid_is_not_told_to_reload(gateway, engine):
         other.kill()
 
 
-@pytest.mark.parametrize("way", ["symlink", "link", "relative", "through a folder"])
+@pytest.mark.parametrize("way", ["symlink", "link", "relative", "through a folder", "no pid file"])
 def test_a_database_by_another_name_is_the_same_one(gateway, engine, tmp_path, way):
     front = gateway()
     other = tmp_path / "other.db"
@@ -315,6 +315,9 @@ def test_a_database_by_another_name_is_the_same_one(gateway, engine, tmp_path, w
         os.link(front.db, other)
     elif way == "relative":
         other = os.path.relpath(front.db, ROOT)
+    elif way == "no pid file":                      # its owner took it for a stale one
+        other = front.db
+        other.with_name(other.name + ".pid").unlink()
     else:
         (tmp_path / "folder").symlink_to(front.db.parent)
         other = tmp_path / "folder" / front.db.name
