@@ -30,7 +30,7 @@ from errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from loop import give_way, pause, without_collections
+from loop import give_way, pause, take_turn, without_collections
 from store import ledger
 from store.database import DATABASE_FAULTS
 from store.ledger import Row
@@ -619,6 +619,7 @@ def answer_whole(call, ask, write):
         since = monotonic()
         call.send()
         body = collect(call, since)
+        take_turn()  # many small ones together are not small
         if len(body) <= steps.LARGE:
             data = translated(call, body, write)
         else:

@@ -327,13 +327,13 @@ class Reader:
 
     def start(self, char, inside, name):
         """An object or a list begins."""
+        self.add(1, 1)
         if isinstance(inside, Raw):
             value = inside
         elif isinstance(inside, dict) and name not in OPENED and not self.opens_all:
             value = Raw([])
             self.begin = self.at
         else:
-            self.add(1, 1)
             value = {} if char == b"{" else []
         if self.each and name == self.name and len(self.open) == 1 and isinstance(value, list):
             self.mapped = value

@@ -5,6 +5,7 @@ import re
 import orjson
 
 import steps
+from errors import UpstreamError
 from mending.tool_calls import ObjectEnd
 
 DEEPEST = 100  # brackets in each other; clients' parsers give up at some depth
@@ -195,9 +196,13 @@ def depth_of(text):
 
 
 def whole_values(text):
-    """What is whole in what an ObjectText gave (a dict): as much as clients read in it."""
+    """What is whole in what an ObjectText gave (a dict): as much as clients read in it. Raises
+    UpstreamError where that is more than anybody reads."""
     one = ObjectText()
     one.feed(text)
     length, brackets = one.values
     closers = [CLOSERS[bracket] for bracket in reversed(brackets)]
-    return steps.read((text[:length] + "".join(closers)).encode() or b"{}")
+    try:
+        return steps.read((text[:length] + "".join(closers)).encode() or b"{}")
+    except (ValueError, RecursionError):
+        raise UpstreamError("the arguments of a tool call are beyond all bounds") from None
