@@ -110,6 +110,7 @@ class Chunked:
             at = end + 2
 
     def on_line(self, line):
+        """A whole line of the framing, without its end."""
         if self.state == "size":
             self.left = hexadecimal(line.partition(b";")[0].strip())
             self.state = "data" if self.left else "trailer"

@@ -27,11 +27,11 @@ ESCAPE = re.compile(
 )
 SPACE = re.compile(r"[ \t\n\r]*")
 SCALAR = re.compile(
-    r"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null|NaN|-?Infinity)"
-    r"(?=[ \t\n\r]*(?P<mark>[,\]}]))"
+    r"(?:-?(?:0|[1-9][0-9]{0,400}+)(?:\.[0-9]{1,400}+)?+(?:[eE][+-]?[0-9]{1,400}+)?+|true|false|null|NaN|-?Infinity)"
+    r"(?=[ \t\n\r]*+(?P<mark>[,\]}]))"
 )
 NO_VALUE = dict.fromkeys(("NaN", "Infinity", "-Infinity"), "null")  # as JavaScript writes them
-SCALAR_BEGUN = re.compile(r"([-+.0-9a-zA-Z]{1,400})([ \t\n\r]*)\Z")
+SCALAR_BEGUN = re.compile(r"([-+.0-9a-zA-Z]{1,400}+)([ \t\n\r]*+)\Z")
 CLOSERS = {"{": "}", "[": "]"}
 # What stands before a token -> the marks that may follow, and whether a number or a word may.
 MAY_FOLLOW = {
@@ -82,7 +82,7 @@ class ObjectText:
 
     def feed(self, text):
         """The next part of it, once this piece has come."""
-        if self.in_string and not self.held and PLAIN.fullmatch(text):
+        if self.in_string and not self.held and len(text) <= LONG and PLAIN.fullmatch(text):
             self.length += len(text)  # as most pieces are
             return text
         if self.before == "nothing" and is_object(text):

@@ -109,6 +109,19 @@ def test_many_large_heads_at_once(shared):
         connection.close()
 
 
+def test_many_small_bodies_at_once(shared):
+    """Each takes some milliseconds, which are not one run of the loop together."""
+    content = [{"role": "user", "content": "x"}] * 700
+    shared.engine.always(lambda request: chat_chunks("Hello") if request.streams else [Json(completion("Hello"))])
+    body = json.dumps({"model": "m", "messages": content}).encode()
+    connections = [shared.client().open() for _ in range(40)]
+    for connection in connections:
+        connection.send(connection.head("POST", "/v1/chat/completions", len(body)) + body[:-1])
+    for connection in connections:
+        connection.send(body[-1:])
+    assert {connection.answer().status for connection in connections} <= {200, 429}
+
+
 # ---- time
 
 HASTY = """
