@@ -27,7 +27,8 @@ ESCAPE = re.compile(
 )
 SPACE = re.compile(r"[ \t\n\r]*")
 SCALAR = re.compile(
-    r"(?:-?(?:0|[1-9][0-9]{0,400}+)(?:\.[0-9]{1,400}+)?+(?:[eE][+-]?[0-9]{1,400}+)?+|true|false|null|NaN|-?Infinity)"
+    r"(?:-?(?:0|[1-9][0-9]{0,400}+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]{1,400}+)?+"
+    r"|true|false|null|NaN|-?Infinity)"
     r"(?=[ \t\n\r]*+(?P<mark>[,\]}]))"
 )
 NO_VALUE = dict.fromkeys(("NaN", "Infinity", "-Infinity"), "null")  # as JavaScript writes them

@@ -221,7 +221,8 @@ def test_each_value_of_an_answer(api, kind, clock):
 
 
 @pytest.mark.parametrize("said", [
-    {"content": "hello wo" * 100}, {"reasoning": "hello wo" * 100}, {"tool_calls": [{"index": 0, "function": {"arguments": " " * 800}}]},
+    {"content": "hello wo" * 100}, {"reasoning": "hello wo" * 100},
+    {"tool_calls": [{"index": 0, "function": {"arguments": " " * 800}}]},
 ], ids=["text", "reasoning", "a call"])
 def test_the_end_of_a_long_answer(said, clock):
     """What was said in many small events is said again at the end, several times."""

@@ -401,7 +401,7 @@ def test_arguments_are_what_the_sdk_can_parse(begin, middle, end, data):
         assert whole_values(said) == whole_values(given) == jiter.from_json(said.encode(), partial_mode=True)
 
 
-@pytest.mark.parametrize("number", ["1" * 5000, "1." + "1" * 5000, "1e" + "1" * 5000, "1" * 4_000_000])
+@pytest.mark.parametrize("number", ["1" * 5000, "1e" + "1" * 5000, "1" * 4_000_000])
 def test_a_number_that_no_client_can_read(number):
     """Nobody's parser takes it, so the arguments end before it."""
     said = ObjectText().feed('{"a":1,"b":' + number + "}")
@@ -411,7 +411,7 @@ def test_a_number_that_no_client_can_read(number):
 def test_arguments_beyond_all_bounds(monkeypatch):
     monkeypatch.setattr(steps, "ANSWER", steps.Most(values=1000, holders=100))
     with pytest.raises(UpstreamError, match="arguments of a tool call"):
-        whole_values('{"a":[' + "{},".ljust(800) * 101 + "1]}")
+        whole_values('{"data":[' + "{},".ljust(800) * 101 + "1]}")
 
 
 @hypothesis.given(st.dictionaries(st.text(max_size=3), JSON), st.sampled_from([None, 12]), st.booleans(), st.data())

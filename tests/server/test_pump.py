@@ -209,10 +209,10 @@ def test_answers_that_nobody_reads_are_counted(narrow):
 
 def test_a_large_event_is_counted(narrow):
     """While it comes, with all that is made of it. One for which there is no room ends the stream."""
-    begin, *_, end, done = chat_chunks("Hello")
+    first, *_, end, done = chat_chunks("Hello")
     for size, fits in ((300_000, True), (900_000, False)):
-        narrow.engine.play(begin, *chat_chunks("x" * size)[1:-2], end, done)
-        *_, last = narrow.client().stream(PATH, BODY).events()
+        narrow.engine.play(first, *chat_chunks("x" * size)[1:-2], end, done)
+        *_, last = begin(narrow, f"pump-{size}").events()
         assert (last.data == "[DONE]") is fits and ("too many large answers" in last.data) is not fits
     assert gauge(narrow, "sparks_active") == 0
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from support.engine import Engine, Hang
+from support.engine import Engine, Hang, Json, completion
 from support.gateway import started
 from support.observe import idle, resident
 from support.processes import wait_until
@@ -112,11 +112,12 @@ def test_many_large_heads_at_once(shared):
 def test_many_small_bodies_at_once(shared):
     """Each takes some milliseconds, which are not one run of the loop together."""
     content = [{"role": "user", "content": "x"}] * 700
-    shared.engine.always(lambda request: chat_chunks("Hello") if request.streams else [Json(completion("Hello"))])
-    body = json.dumps({"model": "m", "messages": content}).encode()
+    shared.engine.always(lambda request: [Json(completion("Hello"))])
+    body = json.dumps({"messages": content}).encode()
     connections = [shared.client().open() for _ in range(40)]
     for connection in connections:
-        connection.send(connection.head("POST", "/v1/chat/completions", len(body)) + body[:-1])
+        connection.send_head("POST", "/v1/chat/completions", [("Content-Length", str(len(body)))])
+        connection.send(body[:-1])
     for connection in connections:
         connection.send(body[-1:])
     assert {connection.answer().status for connection in connections} <= {200, 429}
