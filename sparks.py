@@ -8,6 +8,8 @@ forks another should that one die. `Service` is what the worker serves.
 """
 # ruff: noqa: E402 -- the process has to be prepared before most imports
 
+import contextlib
+import ctypes
 import os
 import signal
 
@@ -32,6 +34,13 @@ for descriptor in range(3):
         os.fstat(descriptor)
     except OSError:
         os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+# glibc would keep what large bodies and answers took. A block over 65 KB, which is more than a read
+# of a socket takes, goes back to the system when it is free, and so does what is free at the end.
+with contextlib.suppress(OSError, AttributeError):  # another libc
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-3, 65 << 10)  # M_MMAP_THRESHOLD
+    libc.mallopt(-1, 4 << 20)  # M_TRIM_THRESHOLD
 
 from gevent import monkey
 

@@ -17,7 +17,7 @@ import orjson
 
 from values import dumps, loads
 
-LARGE = 1 << 16  # bytes that are read, or written, in one step
+LARGE = 1 << 17  # bytes that are read, or written, in one step
 LIGHT = 1 << 17  # what `weight` says of a value that is written in one step
 COPIED = 1 << 20  # bytes that are copied in one step
 LONG = 2 << 20  # bytes of a client's text that is never read at once
@@ -170,17 +170,21 @@ def read_exactly(text, most):
     where it holds more than that (a Most): one that is read at once never does.
 
     Who lets go of what was read, which takes long as well, sets `kept` to a list, and finds it
-    there.
+    there, also where it was not read to its end.
     """
     if len(text) <= LARGE or len(text) <= LONG and sum(map(text.count, MARKS)) <= FEW:
         return exact(text)
-    return keep(Reader(bytes(text), most, orjson.loads, opens_all=True, outermost=exact).read())
+    reader = Reader(bytes(text), most, orjson.loads, opens_all=True, outermost=exact)
+    try:
+        return reader.read()
+    finally:
+        keep(reader.root)
 
 
 def keep(value):
     """Have a value let go of in steps, where somebody does that. Returns it."""
     values = kept.get()
-    if values is not None:
+    if values is not None and all(value is not other for other in values):
         values.append(value)
     return value
 
@@ -208,6 +212,7 @@ class Reader:
     opens_all  whether nothing becomes a Raw
     at      how far it was read
     values, holders  how many there were
+    root    the outermost object or list
     open    (value, its closing bracket) of the objects and lists that are not read to their end,
             the innermost last; the value is a Raw where they stand in one
     fresh   whether nothing of the innermost was read yet
@@ -226,6 +231,7 @@ class Reader:
         self.at = 0
         self.values = 0
         self.holders = 0
+        self.root = None
         self.open = []
         self.fresh = True
         self.mapped = None
@@ -353,6 +359,8 @@ class Reader:
             value = {} if char == b"{" else []
         if self.each and name == self.name and len(self.open) == 1 and isinstance(value, list):
             self.mapped = value
+        if not self.open:
+            self.root = value
         self.at += 1
         self.open.append((value, CLOSERS[char]))
         self.fresh = True
@@ -582,19 +590,30 @@ def weight(value):
 
 def let_go(value):
     """Take a large object or list apart, which nobody needs any more: at once, that would take
-    long. Whatever else in it is still held by anybody stays as it is."""
+    long. Of what is in it, that stays which is still held by anybody."""
     ahead = [value]
     while ahead:
         pause()
         one = ahead.pop()
-        while one:
-            if isinstance(one, dict):
-                some = [one.popitem()[1] for _ in range(min(SOME, len(one)))]
-            else:
-                some = one[-SOME:]
-                del one[-SOME:]
-            holders = [item for item in some if isinstance(item, (dict, list))]
-            some = None
-            # Nobody else holds what only `holders`, `item` and the call of getrefcount do.
-            ahead += [item for item in holders if getrefcount(item) == 3]
-            pause()
+        # Nobody else holds what only `one` and the call of getrefcount do.
+        if one is value or len(one) > SOME and getrefcount(one) == 2:
+            while one:
+                pause()
+                ahead += holders_in(taken(one))
+        elif isinstance(one, dict):
+            ahead += holders_in(one.values())
+        else:
+            ahead += holders_in(one)
+
+
+def taken(value):
+    """Some items that are taken out of an object or a list."""
+    if isinstance(value, dict):
+        return [value.popitem()[1] for _ in range(min(SOME, len(value)))]
+    some = value[-SOME:]
+    del value[-SOME:]
+    return some
+
+
+def holders_in(items):
+    return [item for item in items if isinstance(item, (dict, list)) and item]

@@ -22,7 +22,7 @@ from front.routes import ROUTES
 from front.views import small_app
 from pump import LEAST_RATE
 
-PIECE = 1 << 16  # bytes of a plain answer in one write
+PIECE = 1 << 17  # bytes of a plain answer in one write
 JSON = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
 STREAM_HEADERS = [
     ("Content-Type", "text/event-stream; charset=utf-8"),

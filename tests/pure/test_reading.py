@@ -411,7 +411,7 @@ def test_a_number_that_no_client_can_read(number):
 def test_arguments_beyond_all_bounds(monkeypatch):
     monkeypatch.setattr(steps, "ANSWER", steps.Most(values=1000, holders=100))
     with pytest.raises(UpstreamError, match="arguments of a tool call"):
-        whole_values('{"data":[' + "{},".ljust(800) * 101 + "1]}")
+        whole_values('{"data":[' + "{},".ljust(2000) * 101 + "1]}")
 
 
 @hypothesis.given(st.dictionaries(st.text(max_size=3), JSON), st.sampled_from([None, 12]), st.booleans(), st.data())

@@ -111,8 +111,12 @@ def test_what_nobody_looks_into_is_passed_on_and_can_be_read(tiny_steps):
 
 def test_values_are_let_go_of_but_for_what_is_held(tiny_steps):
     token = steps.kept.set([])
+    text = b'{"a":[[1],[2]],"b":{"c":[]},"d":[{"e":[3]}]}' + b" " * 64
     try:
-        value = steps.read_exactly(b'{"a":[[1],[2]],"b":{"c":[]},"d":[{"e":[3]}]}' + b" " * 64, ENDLESS)
+        with pytest.raises(steps.TooMany):
+            steps.read_exactly(text, Most(5, 5))
+        assert steps.kept.get().pop().keys() <= {"a", "b"}
+        value = steps.read_exactly(text, ENDLESS)
         kept = steps.kept.get()
     finally:
         steps.kept.reset(token)

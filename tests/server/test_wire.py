@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from support.engine import Engine, Hang, Json, completion
-from support.gateway import started
+from support.engine import Engine, Hang, Json, completion, embeddings
+from support.gateway import WITH_VECTORS, started
 from support.observe import idle, resident
 from support.processes import wait_until
 
@@ -299,3 +299,16 @@ def test_bodies_that_an_engine_is_not_there_for(hoarding):
     finally:
         hoarding.engine.start()
         hoarding.wait_ready()
+
+
+def test_large_answers_leave_no_memory_behind(engine, tmp_path, stock):
+    """A block that is free goes back to the system, and is not kept for later between smaller ones."""
+    answer = Json(embeddings(*[[number / 7 for number in range(4096)]] * 600))
+    engine.always(lambda request: [answer])
+    with started(engine, tmp_path, stock, config=WITH_VECTORS) as gateway:
+        weights = []
+        for _ in range(4):
+            size = len(gateway.client().post("/v1/embeddings", {"model": "vectors", "input": ["x"] * 600}).read_all())
+            idle(gateway)
+            weights.append(resident(gateway))
+        assert weights[-1] - weights[0] < size, f"{[weight // MB for weight in weights]} MB after answers of {size // MB}"
