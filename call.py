@@ -30,7 +30,7 @@ from errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from loop import give_way, pause, without_collections
+from loop import give_way, pause, take_turn, without_collections
 from store import ledger
 from store.database import DATABASE_FAULTS
 from store.ledger import Row
@@ -40,6 +40,8 @@ logger = logging.getLogger("sparks")
 MAX_ANSWER = 256 << 20  # bytes of an answer that comes in one piece
 MAX_UNSTREAMED = 32 << 20  # the same to a request that asked for a stream
 MAX_ERROR = 1 << 20  # bytes of an engine's error of which any is read
+MAX_HELD = 64 << 20  # bytes of a stream in memory: an answer has no more tokens than a context
+SAYINGS = 5  # of a text, where an API says it again at its end, once inside each other thing
 COPIES = 2  # of an answer in memory, while it is translated
 ROOM_WAIT = 10  # seconds for which an answer waits, its slot with it, until there is room for it
 ROOM_LOOK = 0.1  # seconds between two looks
@@ -48,6 +50,7 @@ JUMP = 1.0  # seconds by which the wall clock is set, and does not merely drift
 COUNT_WAIT = 0.5  # seconds for which the first event waits for the count of the prompt
 QUIT_WAIT = 1.0  # seconds that requests have to end when the gateway ends at once
 LEFT = 499  # the status in the ledger of a request whose client went away
+LAST_PIECE = 1 << 20  # bytes of a stream's last event in one write
 BEGINNING = 1024  # bytes of an answer that tell what it is
 
 steps.between.append(pause)
@@ -292,7 +295,7 @@ class Call:
         a while, since slow readers make room. Raises Overloaded."""
         until = monotonic() + ROOM_WAIT
         while not self.gateway.answers.fits(self.key.id, self.kept, size):
-            if monotonic() > until:
+            if monotonic() > until or self.kept + size > self.gateway.answers.most:
                 raise Overloaded(
                     "too many large answers are waiting to be taken; read yours, and try again",
                     retry_after=RETRY_AFTER,
@@ -300,6 +303,16 @@ class Call:
             sleep(ROOM_LOOK)
         self.gateway.answers.take(self.key.id, size)
         self.kept += size
+
+    def hold_stream(self):
+        """Count what a stream takes in memory for a large event that comes, or for a text that it
+        will say again at its end. Raises Overloaded, UpstreamError."""
+        stream = self.ask.stream
+        size = len(stream.events.rest) + stream.holds
+        if size > MAX_HELD:
+            raise UpstreamError("the engine's answer is beyond all bounds")
+        if SAYINGS * size > self.kept + pump.LARGE:
+            self.keep(SAYINGS * size - self.kept)
 
     def keep_only(self, size):
         """No more than so many bytes of the answer are in memory any more."""
@@ -536,9 +549,8 @@ def relay(call, ask):
         begun = True
         call.first = monotonic()
         yield b""  # the head; all that follows goes through the pump
-        call.pump = pump.Pump(
-            answer, stream, call.sock, call.frame, settings, since, call.finish, events
-        )
+        told = (call.finish, call.hold_stream)
+        call.pump = pump.Pump(answer, stream, call.sock, call.frame, settings, since, told, events)
         call.pump.move()
         stream.own_figures = attempt(call.figures) or {}
         last = stream.end()
@@ -553,7 +565,14 @@ def relay(call, ask):
         call.settle(fault.status, fault)
     else:
         call.settle(200, whole=call.all_said)
-    yield last
+    yield from in_pieces(last)
+
+
+def in_pieces(event):
+    """A stream's last event, for one write each."""
+    for at in range(0, len(event), LAST_PIECE):
+        pause()
+        yield event[at : at + LAST_PIECE]
 
 
 def first_events(call, since):
@@ -577,7 +596,7 @@ def first_events(call, since):
         if not answer.streams:
             return unstreamed(call, data, since)
         with without_collections():
-            events = pump.feed(stream, data)
+            events = pump.feed(stream, data, call.hold_stream)
         if events:
             return events
         if not data or stream.over:
@@ -619,6 +638,7 @@ def answer_whole(call, ask, write):
         since = monotonic()
         call.send()
         body = collect(call, since)
+        take_turn()  # many small ones together are not small
         if len(body) <= steps.LARGE:
             data = translated(call, body, write)
         else:
@@ -649,7 +669,7 @@ def translated(call, body, write):
 
 def size_of(body):
     """How many bytes a body has, bytes or a list of them."""
-    return len(body) if isinstance(body, bytes) else sum(map(len, body))
+    return sum(map(len, body)) if isinstance(body, list) else len(body)
 
 
 def count_prompt(call, ask):

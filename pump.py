@@ -13,11 +13,13 @@ from gevent.event import AsyncResult
 
 from errors import ClientGone, UpstreamTimeout
 from loop import give_way, pause, without_collections
+from steps import gathered, with_pauses
 
 READABLE = 1  # as the event loop's watchers take it
 WRITABLE = 2
 READ = 65536  # bytes a read
 SLICE = 4096  # bytes that are worked on in one go: thousands of events, if they are tiny
+LARGE = 1 << 20  # bytes that a stream says again at its end: too much for a callback
 LEAST_RATE = 8192  # bytes a second that a client takes on the whole: half of what a modem can
 AFTERWORD = 0.9  # seconds that an engine has for usage and [DONE] after the last finish
 GRACE = 0.1  # seconds of them for what most engines send at once: the request keeps its slot
@@ -65,7 +67,8 @@ class Pump:
     frame    a function: bytes of the answer -> bytes as they go over the socket
     limits   settings with keepalive, stall_timeout, answer_timeout, in seconds
     since    the moment from which the engine's silence counts (monotonic)
-    said     a function that is called when all choices have finished, and more is slow to follow
+    told     two functions: `said` is called when all choices have finished, and more is slow to
+             follow; `hold` counts what the stream has in memory, and may wait or raise
     backlog  events that wait for the client already
 
     What it knows meanwhile:
@@ -83,7 +86,7 @@ class Pump:
     afterword     the timer of what may follow the last finish, or None
     """
 
-    def __init__(self, answer, stream, sock, frame, limits, since, said, backlog=b""):
+    def __init__(self, answer, stream, sock, frame, limits, since, told, backlog=b""):
         """Everything that a chunk needs is looked up here, once."""
         loop = get_hub().loop
         self.source = answer.sock.fileno()
@@ -98,7 +101,7 @@ class Pump:
         self.sock = sock
         self.limits = limits
         self.backlog = backlog
-        self.said = said
+        self.said, self.hold = told
         self.left = b""
         self.events = stream.events
         self.working = False
@@ -149,6 +152,7 @@ class Pump:
         with without_collections():
             for at in range(0, len(data), SLICE):
                 pause()
+                self.hold()
                 events = self.feed(self.decode(data[at : at + SLICE]))
                 if events:
                     pause()
@@ -196,7 +200,7 @@ class Pump:
                 return
             except OSError:
                 data = b""
-            if len(data) > SLICE or len(self.events.rest) > SLICE:
+            if len(data) > SLICE or len(self.events.rest) > SLICE or self.stream.holds > LARGE:
                 self.reader.stop()
                 self.result.set(data)
             elif data:
@@ -236,11 +240,16 @@ class Pump:
             self.stop()
 
     def write(self, events):
-        data = self.frame(events)
+        data = self.frame(events) if len(events) <= LARGE else self.framed(events)
         if self.left:
             self.left = b"".join((self.left, data))
         else:
             self.push(data)
+
+    def framed(self, events):
+        """Many bytes of events as they go over the socket. One copy of them would take long."""
+        begins = with_pauses(range(0, len(events), LARGE))
+        return gathered([self.frame(events[at : at + LARGE]) for at in begins])
 
     def nudge(self):
         """Send something, unless there is something on its way that does the same."""
@@ -323,13 +332,15 @@ class Pump:
             )
 
 
-def feed(stream, data):
-    """What stream.feed gives for many bytes, which are worked on in steps."""
+def feed(stream, data, hold=None):
+    """What stream.feed gives for many bytes, which are worked on in steps. `hold`: see Pump."""
     events = []
     for at in range(0, len(data), SLICE):
         pause()
         events.append(stream.feed(data[at : at + SLICE]))
-    return b"".join(events)
+        if hold:
+            hold()
+    return gathered(events)
 
 
 def hear_out(answer, stream, until):

@@ -19,6 +19,7 @@ from values import dumps, loads
 
 LARGE = 1 << 17  # bytes that are read, or written, in one step
 LIGHT = 1 << 17  # what `weight` says of a value that is written in one step
+COPIED = 1 << 20  # bytes that are copied in one step
 LONG = 2 << 20  # bytes of a client's text that is never read at once
 FEW = 20_000  # marks in one between these that is: 3 ms, while to find its members costs more
 MOST_TEXT = 32 << 20  # bytes of one text in memory: all its characters are as wide as its widest
@@ -98,6 +99,21 @@ def with_pauses(items):
     for item in items:
         pause()
         yield item
+
+
+def gathered(parts):
+    """Parts of bytes as one: no copy of a single one, and in steps where they are large."""
+    parts = [part for part in parts if part]
+    if len(parts) == 1:
+        return parts[0]
+    if sum(map(len, parts)) <= COPIED:
+        return b"".join(parts)
+    whole = bytearray()
+    for part in map(memoryview, parts):
+        for at in range(0, len(part), COPIED):
+            pause()
+            whole += part[at : at + COPIED]
+    return whole
 
 
 # ---- reading
@@ -333,13 +349,13 @@ class Reader:
 
     def start(self, char, inside, name):
         """An object or a list begins."""
+        self.add(1, 1)
         if isinstance(inside, Raw):
             value = inside
         elif isinstance(inside, dict) and name not in OPENED and not self.opens_all:
             value = Raw([])
             self.begin = self.at
         else:
-            self.add(1, 1)
             value = {} if char == b"{" else []
         if self.each and name == self.name and len(self.open) == 1 and isinstance(value, list):
             self.mapped = value

@@ -260,6 +260,7 @@ class ChatStream:
     id_prefix = "chatcmpl-"
     closes_calls = True  # a call whose arguments are empty gets {}
     text_pattern = CHAT_TEXT
+    holds = 0  # bytes of a text that is kept, to be said again at its end
 
     def __init__(self, names=NAMES, usage=False, n=1, model=None):
         """
@@ -319,7 +320,7 @@ class ChatStream:
             out.append(written)
         if len(self.events.rest) > MAX_EVENT:
             self.break_off(UpstreamError("the engine sent an event that does not end"))
-        return b"".join(out)
+        return steps.gathered(out)
 
     def feed_plain(self, completion):
         """Feed a plain completion (a dict), of an engine that does not stream."""
@@ -339,7 +340,7 @@ class ChatStream:
             if not self.over:
                 written.append(self.read_chunk(chunk, b""))
         self.over = self.closing = True
-        return b"".join(written)
+        return steps.gathered(written)
 
     def read_plain(self, completion):
         """Mend a plain completion in place. Raises UpstreamError where it is no answer."""
@@ -549,7 +550,8 @@ class ChatStream:
             self.past_tags = bool(self.choices) and all(
                 choice.leak.past_tags for choice in self.choices.values()
             )
-        return self.resume() + self.write_mended(chunk, data, changed or any(mended))
+        resumed = self.resume()
+        return steps.gathered((resumed, self.write_mended(chunk, data, changed or any(mended))))
 
     def gives_too_many(self, choices):
         """Whether there are more choices than anybody asks for. That ends the stream."""
@@ -574,7 +576,7 @@ class ChatStream:
             before.pop("usage", None)
             self.early = []
             early = self.write_chunk(before, b"", True)
-        return early + self.write_chunk(chunk, data, changed)
+        return steps.gathered((early, self.write_chunk(chunk, data, changed)))
 
     def resume(self):
         """The client's bytes for the chunk that was held back."""
@@ -834,7 +836,7 @@ class PieceStream(ChatStream):
                     out.append(self.piece(kind, value))
         if isinstance(chunk.get("usage"), dict):
             out.append(self.piece("usage", chunk["usage"]))
-        return b"".join(out)
+        return steps.gathered(out)
 
     def own_choices(self, chunk):
         """The choices of a chunk that belong to the answer, which is the first one that came: an

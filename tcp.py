@@ -27,9 +27,12 @@ def send_all(sock, data):
         sock.sendall(data[sent:])
 
 
-def linger(sock):
+def linger(sock, pause):
     """After a refusal of what is still being sent: read on for a while, or closing would take the
-    answer away from the client (RFC 9112 9.6)."""
+    answer away from the client (RFC 9112 9.6).
+
+    pause  called in between, since it may come faster than it is thrown away
+    """
     end = monotonic() + LINGER
     try:
         sock.shutdown(socket.SHUT_WR)
@@ -37,5 +40,6 @@ def linger(sock):
             sock.settimeout(left)
             if not sock.recv(READ):
                 break
+            pause()
     except OSError:
         pass

@@ -66,12 +66,14 @@ class Chunked:
     left   bytes of this chunk's data still to come
     line   the beginning of a line whose end has not come yet
     state  what comes next: "size", "data", "end" (of a chunk) or "trailer"
+    trailer  bytes of such fields so far
     """
 
     def __init__(self):
         self.left = 0
         self.line = b""
         self.state = "size"
+        self.trailer = 0
         self.ended = self.surplus = False
 
     def feed(self, data):
@@ -108,6 +110,7 @@ class Chunked:
             at = end + 2
 
     def on_line(self, line):
+        """A whole line of the framing, without its end."""
         if self.state == "size":
             self.left = hexadecimal(line.partition(b";")[0].strip())
             self.state = "data" if self.left else "trailer"
@@ -117,6 +120,9 @@ class Chunked:
             self.state = "size"
         else:  # trailer fields, until an empty line
             self.ended = not line
+            self.trailer += len(line)
+            if self.trailer > MAX_HEAD:
+                raise BadAnswer("the engine sent a trailer that does not end")
 
     def eof(self):
         return self.ended
@@ -588,6 +594,7 @@ class Answer:
                 body = self.framing.feed(data)
                 if body:
                     return body
+                pause()  # framing alone may come faster than it is read
         except Silent:
             return None
         return b""

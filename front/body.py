@@ -20,7 +20,7 @@ from errors import (
 )
 from front.large_json import Abridged
 from front.wsgi import problem_of
-from loop import WORK, give_way
+from loop import WORK, give_way, pause, take_turn
 from tcp import linger
 
 PIECE = 1 << 18  # bytes at a time
@@ -326,6 +326,7 @@ class Body:
         if self.abridged is None:
             self.abridged = Abridged(secrets.token_hex(8))
         for at in range(0, len(text), PIECE):
+            take_turn()  # pieces of many bodies together would be a long run
             if at:
                 give_way()
             self.abridged.feed(bytes(text[at : at + PIECE]))
@@ -379,4 +380,4 @@ class Body:
             self.held = 0
 
     def discard(self):
-        linger(self.sock)
+        linger(self.sock, pause)

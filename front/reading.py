@@ -11,7 +11,7 @@ from gevent.threadpool import ThreadPool
 
 from call import drop_frames
 from errors import InvalidRequest, Refusal
-from loop import Shares, without_collections
+from loop import Shares, take_turn, without_collections
 from steps import kept, let_go
 
 MOST_ECHO = 8 << 20  # bytes of a request that its answer repeats: no context is as long
@@ -30,6 +30,7 @@ def read(call, dialect):
     """The Ask that a body stands for, with all that was taken out of it. Raises Refusal."""
     fleet = call.gateway.fleet.seen_by(call.key)
     if is_small(call.body.first):
+        take_turn()  # many of them together are not small
         ask = made(call, dialect, fleet)
     else:
         ask = read_in_thread(call, dialect, fleet)

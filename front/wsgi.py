@@ -34,6 +34,7 @@ from gunicorn.http.errors import (
 
 from errors import error_body
 from front import heads
+from loop import pause
 from tcp import linger, send_all
 
 CONSTANT = {  # what is the same in every environment, see PEP 3333
@@ -271,4 +272,4 @@ def refuse(sock, refusal, request_id, headers=()):
         util.write_nonblock(sock, f"{head}\r\n".encode() + body)
     except OSError:
         return
-    linger(sock)
+    linger(sock, pause)

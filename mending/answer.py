@@ -112,7 +112,8 @@ def read_text(choice, oddities):
 def fit_nulls(answer):
     """Take the nulls out of a plain answer that OpenAI's schema forbids, in place."""
     drop_nulls(answer, NEVER_NULL)
-    drop_nulls(object_in(answer, "usage"))
+    usage = object_in(answer, "usage")
+    drop_nulls(usage, steps.paced(list(usage)))
 
 
 def join_parts(message):

@@ -5,6 +5,7 @@ import re
 import orjson
 
 import steps
+from errors import UpstreamError
 from mending.tool_calls import ObjectEnd
 
 DEEPEST = 100  # brackets in each other; clients' parsers give up at some depth
@@ -26,11 +27,12 @@ ESCAPE = re.compile(
 )
 SPACE = re.compile(r"[ \t\n\r]*")
 SCALAR = re.compile(
-    r"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null|NaN|-?Infinity)"
-    r"(?=[ \t\n\r]*(?P<mark>[,\]}]))"
+    r"(?:-?(?:0|[1-9][0-9]{0,400}+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]{1,400}+)?+"
+    r"|true|false|null|NaN|-?Infinity)"
+    r"(?=[ \t\n\r]*+(?P<mark>[,\]}]))"
 )
 NO_VALUE = dict.fromkeys(("NaN", "Infinity", "-Infinity"), "null")  # as JavaScript writes them
-SCALAR_BEGUN = re.compile(r"([-+.0-9a-zA-Z]{1,400})([ \t\n\r]*)\Z")
+SCALAR_BEGUN = re.compile(r"([-+.0-9a-zA-Z]{1,400}+)([ \t\n\r]*+)\Z")
 CLOSERS = {"{": "}", "[": "]"}
 # What stands before a token -> the marks that may follow, and whether a number or a word may.
 MAY_FOLLOW = {
@@ -81,7 +83,7 @@ class ObjectText:
 
     def feed(self, text):
         """The next part of it, once this piece has come."""
-        if self.in_string and not self.held and PLAIN.fullmatch(text):
+        if self.in_string and not self.held and len(text) <= LONG and PLAIN.fullmatch(text):
             self.length += len(text)  # as most pieces are
             return text
         if self.before == "nothing" and is_object(text):
@@ -195,9 +197,13 @@ def depth_of(text):
 
 
 def whole_values(text):
-    """What is whole in what an ObjectText gave (a dict): as much as clients read in it."""
+    """What is whole in what an ObjectText gave (a dict): as much as clients read in it. Raises
+    UpstreamError where that is more than anybody reads."""
     one = ObjectText()
     one.feed(text)
     length, brackets = one.values
     closers = [CLOSERS[bracket] for bracket in reversed(brackets)]
-    return steps.read((text[:length] + "".join(closers)).encode() or b"{}")
+    try:
+        return steps.read((text[:length] + "".join(closers)).encode() or b"{}")
+    except (ValueError, RecursionError):
+        raise UpstreamError("the arguments of a tool call are beyond all bounds") from None

@@ -64,9 +64,12 @@ class ObjectEnd:
                 at = self.string_end(text, at)
                 if self.in_string:
                     return text
-            found = MARK.search(text, at)
+            found = MARK.search(text, at, at + steps.LARGE)
             if not found:
-                return text
+                at += steps.LARGE
+                if at >= len(text):
+                    return text
+                continue
             at = found.end()
             if found[0] == '"':
                 self.in_string = True

@@ -111,7 +111,8 @@ class ResponseStream(PieceStream):
             if self.writer.plain:
                 return b""
             steps.pause()
-            self.last_event = self.writer.event(status, b'"response":%b' % self.response)
+            last = self.writer.parts(status, b'"response":', self.response)
+            self.last_event = steps.gathered(last)
         return self.last_event
 
     def fail(self, error):
@@ -148,8 +149,11 @@ class ResponseStream(PieceStream):
         open_status = b"incomplete"
         if status == b"in_progress":
             open_status = status
-        output = b",".join([item.so_far(open_status) for item in steps.paced(self.items)])
-        return b'%b,"output":[%b],%b' % (dumps(head)[:-1], output, b"".join(self.echo)[1:])
+        output = []
+        for item in steps.paced(self.items):
+            output += [b",", item.so_far(open_status)]
+        echo = b"".join(self.echo)[1:]
+        return steps.gathered((dumps(head)[:-1], b',"output":[', *output[1:], b"],", echo))
 
     # -- pieces
 
@@ -210,10 +214,10 @@ class ResponseStream(PieceStream):
 
     def finishes(self, reason):
         """The events of the end of all that is still open."""
-        out = self.begin()
+        out = [self.begin()]
         if self.blank and not self.items:
-            out += self.begin_item(self.item_classes["text"])
-            out += self.item.say(b"".join(self.blank))
+            out.append(self.begin_item(self.item_classes["text"]))
+            out.append(self.item.say(b"".join(self.blank)))
         self.finish = "stop"
         if isinstance(reason, str):
             self.finish = reason
@@ -222,8 +226,12 @@ class ResponseStream(PieceStream):
         still_open = [item for item in self.items if not item.final]
         for item in steps.paced(still_open):
             cut = self.finish in INCOMPLETE and (item is still_open[-1] or not item.whole)
-            out += item.close(b"incomplete" if cut else b"completed")
-        return out
+            out.append(item.close(b"incomplete" if cut else b"completed"))
+        return steps.gathered(out)
+
+    @property
+    def holds(self):
+        return self.item.size if self.item else 0
 
     def write_chunk(self, chunk, data, changed):
         """Also logprobs, which stand in chunks that are looked into."""

@@ -86,13 +86,13 @@ class EventWriter:
 
     def event(self, name, fields):
         """An event with its sequence number. fields: the inside of a JSON object."""
+        return b"".join(self.parts(name, fields))
+
+    def parts(self, name, *fields):
+        """The same in parts, of which a long text is none that is copied. fields: in parts too."""
         number = self.next_number()
-        return b'event: response.%b\ndata: {"type":"response.%b",%b,"sequence_number":%d}\n\n' % (
-            name,
-            name,
-            fields,
-            number,
-        )
+        head = b'event: response.%b\ndata: {"type":"response.%b",' % (name, name)
+        return [head, *fields, b',"sequence_number":%d}\n\n' % number]
 
 
 class Item:
@@ -102,6 +102,7 @@ class Item:
     prefix  of its id
     beside  what stands beside the text in a delta
     said    the pieces of its text
+    size    how many bytes these are
     final   the item as JSON, once it is closed
     """
 
@@ -117,6 +118,7 @@ class Item:
         self.writer = writer
         self.index = index
         self.said = []
+        self.size = 0
         self.final = None
         self.id = b"%b_%b%02x" % (self.prefix, writer.token, index)
         self.place = b'"item_id":"%b","output_index":%d' % (self.id, index)
@@ -142,6 +144,7 @@ class Item:
     def say(self, text):
         """Those of one more piece of text, the inside of a JSON string."""
         self.said.append(text)
+        self.size += len(text)
         writer = self.writer
         if writer.plain:
             return b""
@@ -155,23 +158,26 @@ class Item:
 
     def close(self, status):
         """Those of its end, b"completed" or b"incomplete"."""
-        out = b""
+        out = []
         if status == b"completed" and (last := self.last_words()):
-            out = self.say(last)
-        text = b"".join(self.said)
+            out.append(self.say(last))
+        text = steps.gathered(self.said)
         self.final = self.json(text, status)
         if self.writer.plain:
             return b""
         steps.pause()
         for events in self.texts:
             steps.pause()
-            fields = b'%b"%b":"%b"' % (self.beside_done(), events.field, text)
-            out += self.event(events, events.event + b".done", fields)
+            place = b"%b%b," % (self.place, events.place)
+            fields = (place, b'%b"%b":"' % (self.beside_done(), events.field), text, b'"')
+            out += self.writer.parts(events.event + b".done", *fields)
             if events.part:
                 steps.pause()
-                out += self.event(events, events.part + b".done", self.part_field(events, text))
-        steps.pause()
-        return out + self.as_a_whole(b"output_item.done", self.final)
+                part = (place, b'"part":', self.part(events, text))
+                out += self.writer.parts(events.part + b".done", *part)
+        place = b'"output_index":%d,"item":' % self.index
+        out += self.writer.parts(b"output_item.done", place, self.final, b"")
+        return steps.gathered(out)
 
     def event(self, events, name, fields):
         return self.writer.event(name, b"%b%b,%b" % (self.place, events.place, fields))
@@ -247,6 +253,7 @@ class MessageWithLogprobs(Message):
         if not tokens:
             return super().say(text)
         self.said.append(text)
+        self.size += len(text)
         written = steps.joined(tokens)
         self.logprobs.append(written[1:-1])
         if self.writer.plain:

@@ -220,6 +220,24 @@ def test_each_value_of_an_answer(api, kind, clock):
     show(slowest)
 
 
+@pytest.mark.parametrize("said", [
+    {"content": "hello wo" * 100}, {"reasoning": "hello wo" * 100},
+    {"tool_calls": [{"index": 0, "function": {"arguments": " " * 800}}]},
+], ids=["text", "reasoning", "a call"])
+def test_the_end_of_a_long_answer(said, clock):
+    """What was said in many small events is said again at the end, several times."""
+    call = {"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a":'}}
+
+    def event(delta, finish=None):
+        return SAYS % json.dumps({"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
+    def make(size):
+        begin = event({"role": "assistant", "tool_calls": [call]} if "tool_calls" in said else {"role": "assistant"})
+        return (begin + event(said) * (10 * size) + event({}, "stop") + "data: [DONE]\n\n").encode()
+
+    check(f"the end, {list(said)}", make, streamed, "responses", clock, [])
+
+
 def test_each_value_of_an_error(clock):
     slowest = []
     for status in (400, 500, 200):

@@ -134,7 +134,7 @@ ARROWS = {
     "tcp": set(),
     "log": set(),
     "monitor": set(),
-    "pump": {"loop"},
+    "pump": {"loop", "steps"},
     "watch": set(),
     "metrics": set(),
     "store": set(),

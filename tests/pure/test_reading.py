@@ -7,12 +7,13 @@ import jiter
 import pytest
 from hypothesis import strategies as st
 
+import steps
 import stream
 from dialects import chat, completions, messages
 from dialects.messages import ids
 from dialects.read import mended
 from dialects.responses import Responses
-from errors import Refusal
+from errors import Refusal, UpstreamError
 from mending.answer import CALL_IN_REASONING, NO_CALL, ONLY_REASONING, UNKNOWN_FINISH
 from mending.arguments import ObjectText, whole_values
 from mending.thinking import LeakedThinking
@@ -398,6 +399,19 @@ def test_arguments_are_what_the_sdk_can_parse(begin, middle, end, data):
     assert (whole.whole, whole.broken) == (cut.whole, cut.broken)
     for said in filter(None, (given, in_pieces)):
         assert whole_values(said) == whole_values(given) == jiter.from_json(said.encode(), partial_mode=True)
+
+
+@pytest.mark.parametrize("number", ["1" * 5000, "1e" + "1" * 5000, "1" * 4_000_000])
+def test_a_number_that_no_client_can_read(number):
+    """Nobody's parser takes it, so the arguments end before it."""
+    said = ObjectText().feed('{"a":1,"b":' + number + "}")
+    assert whole_values(said) == {"a": 1}
+
+
+def test_arguments_beyond_all_bounds(monkeypatch):
+    monkeypatch.setattr(steps, "ANSWER", steps.Most(values=1000, holders=100))
+    with pytest.raises(UpstreamError, match="arguments of a tool call"):
+        whole_values('{"data":[' + "{},".ljust(2000) * 101 + "1]}")
 
 
 @hypothesis.given(st.dictionaries(st.text(max_size=3), JSON), st.sampled_from([None, 12]), st.booleans(), st.data())

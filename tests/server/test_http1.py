@@ -107,6 +107,10 @@ def test_a_line_that_does_not_end(before):
     at_every_cut(Chunked, before + b"1" * 70000, BadAnswer)
 
 
+def test_a_trailer_that_does_not_end():
+    at_every_cut(Chunked, b"0\r\n" + b"a: b\r\n" * 20000, BadAnswer)
+
+
 def test_surplus():
     for extra in (b"x", b"HTTP/1.1 200 OK\r\n", b"\r\n"):
         at_every_cut(Chunked, chunks(b"hello") + END + extra, (b"hello", True, True, True))

@@ -207,6 +207,16 @@ def test_answers_that_nobody_reads_are_counted(narrow):
     wait_until(lambda: narrow.client().post(PATH, body).status == 200, 10)
 
 
+def test_a_large_event_is_counted(narrow):
+    """While it comes, with all that is made of it. One for which there is no room ends the stream."""
+    first, *_, end, done = chat_chunks("Hello")
+    for size, fits in ((300_000, True), (900_000, False)):
+        narrow.engine.play(first, *chat_chunks("x" * size)[1:-2], end, done)
+        *_, last = begin(narrow, f"pump-{size}").events()
+        assert (last.data == "[DONE]") is fits and ("too many large answers" in last.data) is not fits
+    assert gauge(narrow, "sparks_active") == 0
+
+
 def test_a_reader_of_a_stream_that_takes_too_little(narrow):
     """A byte now and then is no reading: the slot is not its for ever."""
     narrow.engine.play(Head(), Send(EVENTS[0]), *[Send(EVENTS[1] * 200)] * 2000, *EVENTS[2:])

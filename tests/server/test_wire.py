@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from support.engine import Engine, Hang, Json, embeddings
+from support.engine import Engine, Hang, Json, completion, embeddings
 from support.gateway import WITH_VECTORS, started
 from support.observe import idle, resident
 from support.processes import wait_until
@@ -107,6 +107,20 @@ def test_many_large_heads_at_once(shared):
     for connection in connections:
         assert connection.answer("GET").status == 431
         connection.close()
+
+
+def test_many_small_bodies_at_once(shared):
+    """Each takes some milliseconds, which are not one run of the loop together."""
+    content = [{"role": "user", "content": "x"}] * 700
+    shared.engine.always(lambda request: [Json(completion("Hello"))])
+    body = json.dumps({"messages": content}).encode()
+    connections = [shared.client().open() for _ in range(40)]
+    for connection in connections:
+        connection.send_head("POST", "/v1/chat/completions", [("Content-Length", str(len(body)))])
+        connection.send(body[:-1])
+    for connection in connections:
+        connection.send(body[-1:])
+    assert {connection.answer().status for connection in connections} <= {200, 429}
 
 
 # ---- time
