@@ -24,8 +24,6 @@ from tcp import detect_vanished_peer, send_all
 CONNECT_TIMEOUT = 10  # seconds
 SEND_TIMEOUT = 60  # seconds in which an engine takes a piece of a request
 STALE = 0.1  # seconds in which a connection that had ended before a request was sent shows it
-STALE_LARGE = 1.0  # the same for a large request, which the engine is still taking in
-LARGE = 8 << 20  # bytes of one
 IDLE = 4  # seconds: uvicorn and cpp-httplib close a connection that was idle for 5
 READ = 65536  # bytes a read
 PIECE = 1 << 18  # bytes a write
@@ -385,7 +383,6 @@ class Answer:
 
     request     the parts that may still have to be sent, or None
     harmless    the engine may do it twice
-    patience    seconds from then on in which its connection may show that it was stale
     since       the monotonic moment when all of it had gone
     sent        all of it has gone
     sender      the greenlet that sends a large one
@@ -403,8 +400,6 @@ class Answer:
         self.pool = pool
         self.request = request
         self.harmless = harmless
-        share = min(sum(map(len, request)) / LARGE, 1)
-        self.patience = STALE + share * (STALE_LARGE - STALE)
         self.since = 0.0
         self.sender = None
         self.sent = False
@@ -511,7 +506,7 @@ class Answer:
     def may_have_begun(self):
         """Whether the engine may be at work on the request, or may have been: it has all of it, and
         has had it for longer than a connection takes to show that it was stale."""
-        return self.sent and not self.harmless and monotonic() - self.since > self.patience
+        return self.sent and not self.harmless and monotonic() - self.since > STALE
 
     def no_answer(self):
         """The error for a connection that ended without an answer."""

@@ -857,8 +857,9 @@ def test_tls_body_over_many_records(tls, size):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_tls_large_request(tls, version):
+def test_tls_large_request(tls, version, monkeypatch):
     """Twice on its connection, and once more on another one."""
+    monkeypatch.setattr(http1, "STALE", 10)         # reading it takes the scripted server a while
     body = [bytes(range(256)) * 4000, b"x" * (1 << 20), b"{}"]
     server, pool = tls([OK], [OK], [None], [OK], version=version)
     for _ in range(3):
