@@ -68,7 +68,7 @@ def test_many_requests_of_one_connection_hold_up_nobody(shared, what):
         done.set()
         thread.join()
     took = time.monotonic() - began
-    assert len(waited) > 5 and sorted(waited)[len(waited) // 2] < max(0.2 * took, 0.05)
+    assert len(waited) > 1 and sorted(waited)[len(waited) // 2] < max(0.5 * took, 0.1)    # one that is held up waits for all
 
 
 def test_many_connections_at_once_hold_up_nobody(shared):
