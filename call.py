@@ -260,6 +260,7 @@ class Call:
 
     def send(self):
         """The engine's Answer, still to come. Raises Refusal."""
+        take_turn()  # many slots may come free at once
         model = self.ask.model
         meter = self.gateway.fleet.meter(model)
         ask = self.ask
