@@ -206,7 +206,7 @@ class Client:
             urls, kind = [*urls, chance.choice(self.house.made.bad)], "refuses"
         body = body_of(route, streams, chance.choices(TEXTS, [90, 8, 1.5, 0.5])[0], urls)
         key = self.house.names[chance.choice(list(self.house.names))]
-        with self.house.client(key, timeout=60, rcvbuf=8192 if manner == "reads slowly" else None).open() as connection:
+        with self.house.client(key, timeout=120, rcvbuf=8192 if manner == "reads slowly" else None).open() as connection:
             if manner == "pipelines":
                 self.pipeline(connection, ROUTES[route], body, kind)
                 return
