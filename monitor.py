@@ -89,7 +89,7 @@ class Monitor:
         kept_out = late and others > max(own, LATE)
         where = others_places(self.ident) if kept_out else place(frame)
         if self.begun and (turns or not works):
-            self.end(now, turns)
+            self.end(now, last, max(turns, 1))
         elif turns:
             self.note(own, own, f"a place before {where}", turns)
         if works:
@@ -106,12 +106,15 @@ class Monitor:
                 self.begun = now.earlier(late, last)
         self.where[where] += now.at - last.at
 
-    def end(self, now, turns=1):
-        """The run that was going on has ended."""
+    def end(self, now, last, turns):
+        """The run that was going on at the last look has ended, so many turns of the loop ago: what
+        came since then is shared by them."""
         begun = self.begun
         self.begun = None
         where, _ = self.where.most_common(1)[0]
-        self.note(now.at - begun.at, now.cpu - begun.cpu, where, max(1, turns))
+        seconds = last.at - begun.at + (now.at - last.at) / turns
+        cpu = last.cpu - begun.cpu + (now.cpu - last.cpu) / turns
+        self.note(seconds, cpu, where)
 
     def note(self, seconds, cpu, where, runs=1):
         """Count runs, which took so many seconds together."""
