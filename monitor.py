@@ -29,6 +29,8 @@ CLOSE = 0.002  # the same while a run lasts
 LATE = 0.005  # seconds that a look may come after its time: Python hands on its lock so often
 DEEP = 4  # frames of the stack that are told
 HOME = f"{Path(__file__).resolve().parent}/"
+RUN = "one run of the loop took %d ms (%d ms of CPU) at %s"
+KEPT = "threads kept Python's lock for %d ms (%d ms of CPU) at %s"
 WAITING = Hub.run.__code__  # what the loop's thread executes while it waits for something to do
 
 
@@ -95,7 +97,7 @@ class Monitor:
         if works:
             self.go_on(now, last, where, late if turns < 2 else 0)
         elif kept_out:
-            self.note(min(late, others), others, where)
+            self.note(min(late, others), others, where, words=KEPT)
 
     def go_on(self, now, last, where, late):
         """A run lasts; `late` seconds of it went by before the first look at it."""
@@ -113,16 +115,15 @@ class Monitor:
         self.begun = None
         where, _ = self.where.most_common(1)[0]
         seconds = last.at - begun.at + (now.at - last.at) / turns
-        cpu = last.cpu - begun.cpu + (now.cpu - last.cpu) / turns
+        cpu = last.loop - begun.loop + (now.loop - last.loop) / turns
         self.note(seconds, cpu, where)
 
-    def note(self, seconds, cpu, where, runs=1):
+    def note(self, seconds, cpu, where, runs=1, words=RUN):
         """Count runs, which took so many seconds together."""
         self.observe(seconds, runs)
         mean = seconds / runs
         if mean >= self.settings.loop_warn:
             cpu = min(cpu / runs, mean)
-            words = "one run of the loop took %d ms (%d ms of CPU) at %s"
             self.tell(words, mean * 1000, cpu * 1000, where)
 
     def tell(self, *words):
