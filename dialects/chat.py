@@ -12,7 +12,7 @@ from dialects import sampling
 from dialects.chat_messages import read_messages
 from dialects.engine import engine_chat
 from dialects.history import Ignored, Past
-from dialects.read import choices_asked, parse, read_stream, typed
+from dialects.read import choices_asked, hold_back, parse, read_stream, typed
 from errors import InvalidRequest, error_body
 from mending.answer import choices_of, fit_nulls, index_of, read_message, required_choices
 from mending.tool_calls import arguments_text
@@ -29,6 +29,7 @@ def read(body, fleet):
     streams, usage = read_stream(payload)
     typed(payload, "model", str, "a text")
     past = Past(Ignored())
+    hold_back(payload, past.ignored)
     read_messages(payload, past)
     read_tools(payload)
     sampling.read_lengths(payload)

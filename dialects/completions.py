@@ -9,7 +9,8 @@ Source: the gateway's specification, pages 2 and 3; OpenAI's reference of POST /
 import steps
 from dialects import Ask, sampling
 from dialects.engine import model_for, written
-from dialects.read import choices_asked, parse, read_stream, typed, whole_ids
+from dialects.history import Ignored
+from dialects.read import choices_asked, hold_back, parse, read_stream, typed, whole_ids
 from errors import InvalidRequest, error_body
 from mending.answer import choices_of, fit_nulls, index_of, read_text, required_choices
 from stream import CompletionStream, chunks_of, data_event
@@ -34,6 +35,8 @@ def read(body, fleet):
     payload = parse(body)
     streams, usage = read_stream(payload)
     typed(payload, "model", str, "a text")
+    ignored = Ignored()
+    hold_back(payload, ignored)
     prompts = read_prompt(payload)
     # With `echo` a client may ask for no new token: it wants the prompt's own logprobs.
     sampling.read_lengths(payload, least=int(payload.get("echo") is not True))
@@ -47,10 +50,11 @@ def read(body, fleet):
     if n is not None:
         n *= prompts
     most = sampling.most_tokens(payload, n)
-    if not streams:
-        return Ask(PATH, written(payload), model, most=most)
-    payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
-    return Ask(PATH, written(payload), model, PromptStream(usage, n, model.id), most=most)
+    stream = None
+    if streams:
+        payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
+        stream = PromptStream(usage, n, model.id)
+    return Ask(PATH, written(payload), model, stream, most=most, left_out=ignored)
 
 
 def read_prompt(payload):

@@ -15,7 +15,8 @@ import steps
 from dialects import Ask
 from dialects.completions import are_tokens
 from dialects.engine import model_for, written
-from dialects.read import parse, typed, whole_ids
+from dialects.history import Ignored
+from dialects.read import hold_back, parse, typed, whole_ids
 from errors import InvalidRequest, UpstreamError, error_body
 from values import dumps
 
@@ -32,6 +33,8 @@ def read(body, fleet):
     """A request's body (bytes) as an Ask. Raises Refusal."""
     payload = parse(body)
     name = typed(payload, "model", str, "a text")
+    ignored = Ignored()
+    hold_back(payload, ignored)
     inputs = read_input(payload)
     form = read_form(payload)
     dimensions = payload.pop("dimensions", None)
@@ -45,7 +48,7 @@ def read(body, fleet):
     payload |= {"model": model.engine_id, "encoding_format": form}
     extra = {"form": form, "dimensions": dimensions, "inputs": inputs}
     each = ("data", lambda item: steps.Raw([dumps(formed_item(item, extra))]))
-    return Ask(PATH, written(payload), model, extra=extra, most=0, each=each)
+    return Ask(PATH, written(payload), model, extra=extra, most=0, each=each, left_out=ignored)
 
 
 def read_form(payload):

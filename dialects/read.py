@@ -3,6 +3,7 @@
 from contextlib import suppress
 
 import steps
+from engines.kinds import STEERING, WRAPPERS
 from errors import InvalidRequest, TooLarge
 from values import loads
 
@@ -25,7 +26,6 @@ WHOLE = {
     "n_keep",
     "n_predict",
     "n_probs",
-    "priority",
     "prompt_logprobs",
     "repeat_last_n",
     "seed",
@@ -54,6 +54,18 @@ def parse(body):
         if type(value) is float and name in WHOLE:
             payload[name] = whole(value)
     return payload
+
+
+def hold_back(payload, ignored):
+    """Take the fields out by which a request would steer its engine, in place. `ignored`, a
+    history.Ignored, gets their names."""
+    tables = [("", payload)]
+    for where, table in tables:  # it grows by those inside
+        for name in STEERING:
+            if table.pop(name, None) is not None:
+                ignored.add(where + name, "field")
+        inside = [name for name in WRAPPERS if isinstance(table.get(name), dict)]
+        tables += [(f"{where}{name}.", table[name]) for name in inside]
 
 
 def whole(value):

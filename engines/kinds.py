@@ -31,6 +31,27 @@ LENGTHS = (
     ),
 )
 PROMPT_FIELDS = (None, "input_tokens", "input_text")  # vLLM's `param` of a prompt that is too long
+# Fields of a request by which it would choose its own place in an engine's queue, the part of the
+# engine that works on it, or where its cache is fetched from: vLLM's, SGLang's, llama.cpp's,
+# TensorRT-LLM's and Dynamo's. The gateway decides these for everybody.
+STEERING = (
+    "priority",
+    "session_id",
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "session_params",
+    "routed_dp_rank",
+    "data_parallel_rank",
+    "data_parallel_rank_decode",
+    "disagg_prefill_dp_rank",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "id_slot",
+    "disaggregated_params",
+    "nvext",
+)
+WRAPPERS = ("vllm_xargs", "extra_body")  # objects in which some engines read such fields as well
 GIVEN_UP = ("abort", "error")  # vLLM's finish_reason of an answer that it did not finish
 
 

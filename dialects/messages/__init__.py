@@ -20,7 +20,7 @@ from dialects.messages.message import NULLS, content_blocks, message_id, stop_of
 from dialects.messages.tool_calls import whole_call
 from dialects.messages.tools import read_tools
 from dialects.messages.usage import UNKNOWN, usage_of
-from dialects.read import parse, typed, whole
+from dialects.read import hold_back, parse, typed, whole
 from errors import InvalidRequest, NotFound
 from mending.answer import read_message, required_choices
 from values import as_dict, objects_in
@@ -103,6 +103,7 @@ def read_prompt(request, fleet, ignored):
     ignored  history.Ignored, which gets the names of what is left out
     """
     typed(request, "model", str, "a text")
+    hold_back(request, ignored)
     payload = {"model": request.get("model")}
     for name in PASSED:
         if request.get(name) is not None:

@@ -12,7 +12,7 @@ from dialects import sampling
 from dialects.chat import collected
 from dialects.engine import engine_chat
 from dialects.history import Ignored
-from dialects.read import parse, typed
+from dialects.read import hold_back, parse, typed
 from dialects.responses.compaction import CompactionStream, ask_for_summary, is_asked
 from dialects.responses.echo import echo_of, written_echo
 from dialects.responses.events import Options, ResponseStream
@@ -94,6 +94,7 @@ class Responses:
         typed(payload, "stream_options", dict, "an object")
         typed(payload, "model", str, "a text")
         ignored = Ignored()
+        hold_back(payload, ignored)
         box = Toolbox(payload, ignored)
         reasoning = read_reasoning(payload)
         include = read_include(payload)
