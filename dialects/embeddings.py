@@ -32,7 +32,7 @@ MOST = 1 << 20  # dimensions
 def read(body, fleet):
     """A request's body (bytes) as an Ask. Raises Refusal."""
     payload = parse(body)
-    name = typed(payload, "model", str, "a text")
+    public = typed(payload, "model", str, "a text")
     ignored = Ignored()
     hold_back(payload, ignored)
     inputs = read_input(payload)
@@ -40,11 +40,11 @@ def read(body, fleet):
     dimensions = payload.pop("dimensions", None)
     if dimensions is not None and not (type(dimensions) is int and 1 <= dimensions <= MOST):
         raise InvalidRequest("dimensions must be a positive whole number", "dimensions")
-    for ignored in ("stream", "stream_options"):  # there is nothing to stream
-        payload.pop(ignored, None)
-    if name is None:
-        name = first_model(fleet)
-    model = model_for(fleet, name, "embedding")
+    for name in ("stream", "stream_options"):  # there is nothing to stream
+        payload.pop(name, None)
+    if public is None:
+        public = first_model(fleet)
+    model = model_for(fleet, public, "embedding")
     payload |= {"model": model.engine_id, "encoding_format": form}
     extra = {"form": form, "dimensions": dimensions, "inputs": inputs}
     each = ("data", lambda item: steps.Raw([dumps(formed_item(item, extra))]))

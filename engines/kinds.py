@@ -52,7 +52,8 @@ STEERING = (
     "nvext",
 )
 WRAPPERS = ("vllm_xargs", "extra_body")  # objects in which some engines read such fields as well
-GIVEN_UP = ("abort", "error")  # vLLM's finish_reason of an answer that it did not finish
+# finish_reasons of an answer that its engine did not finish: vLLM's, and other makers'.
+GIVEN_UP = ("abort", "aborted", "error", "cancelled", "timeout")
 
 
 class Kind:

@@ -161,6 +161,14 @@ def chat_logprobs(front):
     assert front.engine.requests[-1].json()["top_logprobs"] == 2
 
 
+def chat_steering(front):
+    """On the other routes: tests/server/test_wire_of_engines.py."""
+    given = {"priority": 1, "session_id": "a", "kv_transfer_params": {}, "id_slot": 0}
+    answer = front.chat(**given)
+    assert not given.keys() & front.sent(answer).keys()
+    assert answer.headers["x-sparks-ignored"] == ", ".join(f"{name} field" for name in given)
+
+
 CHAT_ROWS = {
     "model": chat_model, "messages": chat_messages, "Content parts": chat_parts,
     "stream, stream_options.include_usage": chat_stream, "max_completion_tokens, max_tokens": chat_lengths,
@@ -171,6 +179,7 @@ CHAT_ROWS = {
     "reasoning_effort, think, chat_template_kwargs.enable_thinking, reasoning.effort": chat_thinking,
     "prompt_cache_key": chat_cache_key, "logprobs, top_logprobs": chat_logprobs,
     "user, metadata, store and others": {"user": "x", "metadata": {"a": 1}, "store": True, "odd": {"deep": [None]}},
+    "priority, session_id, kv_transfer_params, id_slot and their like": chat_steering,
 }
 
 
