@@ -51,6 +51,8 @@ STEERING = (
     "disaggregated_params",
     "nvext",
 )
+# The status, in a list of models, of one that a request has loaded first.
+RESTING = ("unloaded", "loading", "starting", "sleeping", "downloading", "downloaded", "stopped")
 WRAPPERS = ("vllm_xargs", "extra_body")  # objects in which some engines read such fields as well
 # finish_reasons of an answer that its engine did not finish: vLLM's, and other makers'.
 GIVEN_UP = ("abort", "aborted", "error", "cancelled", "timeout")
@@ -82,6 +84,14 @@ class Kind:
             if isinstance(value, int) and value > 0:
                 return value
         return None
+
+    def rests(self, entry):
+        """Whether an entry's model is not in memory, or not yet: llama.cpp's router and llama-swap
+        list all that they could load, and load what a request asks for."""
+        status = entry.get("status")
+        if isinstance(status, dict):
+            status = status.get("value")
+        return status in RESTING
 
     def weights_of(self, entry):
         """What an entry stands for: entries with the same weights are names of one model. vLLM

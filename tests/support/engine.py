@@ -461,6 +461,26 @@ def _llama_model(model, now):
                      "n_embd": 576, "n_params": 134515008, "size": 96576768, "ftype": "Q4_1"}}
 
 
+def router_models(statuses):
+    """What an engine lists that loads on demand, llama.cpp's router: {id: "unloaded", "loading" or "loaded"}."""
+    return {"object": "list", "data": [_router_model(name, status, int(time.time())) for name, status in statuses.items()]}
+
+
+def _router_model(name, status, now):
+    of_weights = _llama_model({"id": name, "max_model_len": 4096}, now)["meta"]
+    return {"id": name, "aliases": [], "tags": [], "object": "model", "owned_by": "llamacpp", "created": now,
+            "status": {"value": status, "args": ["llama-server", "--host", "127.0.0.1", "--alias", name], "preset": f"[{name}]\n"},
+            "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]}, "source": "models_dir", "can_remove": False,
+            **({"meta": of_weights} if status == "loaded" else {})}
+
+
+def swap_models(statuses):
+    """The same of llama-swap. It calls a model loaded as soon as it starts it, and says nothing of its context."""
+    return {"object": "list", "data": [
+        {"id": name, "object": "model", "created": int(time.time()), "owned_by": "llama-swap", "meta": {"llamaswap": {"type": "model"}},
+         "status": {"value": status}} for name, status in statuses.items()]}
+
+
 # ---- answers without a script
 
 def default_answer(engine, request):
