@@ -6,7 +6,7 @@ import pytest
 from dialects import chat, messages
 from dialects.messages import count
 from dialects.responses import Responses
-from engines.fleet import Model
+from engines.models import Model
 from engines.kinds import OTHER, Kind
 from errors import InvalidRequest
 
