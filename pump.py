@@ -93,6 +93,7 @@ class Pump:
         self.target = sock.fileno()
         self.reader = loop.io(self.source, READABLE)
         self.writer = loop.io(self.target, WRITABLE)
+        self.pool = answer.pool
         self.decode = answer.decode
         self.framing = answer.framing
         self.stream = stream
@@ -314,7 +315,7 @@ class Pump:
             return
         if self.stream.tokens != self.tokens:
             self.tokens = self.stream.tokens
-            self.token = now
+            self.token = self.pool.heard = now
         if not self.stream.finished:
             self.check_engine(now)
         elif now - self.token > min(SILENCE, self.limits.stall_timeout):

@@ -1,13 +1,13 @@
 """An engine: its address, its connections, what it serves, and looks at how it is."""
 
-from time import time
+from time import monotonic, time
 
 from gevent import Timeout
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from engines.health import Health, Trouble
-from engines.http1 import Off, Pool, Silent
+from engines.http1 import BadAnswer, Off, Pool, Silent
 from engines.kinds import OTHER, kind_of
 from engines.models import has_usable_id, ids_of
 from errors import Refusal
@@ -33,7 +33,9 @@ class Engine:
               come back with it
     kind      its kinds.Kind
     purpose   what its models are for, "chat" or "embedding"
+    resting   the ids of the models that it lists and loads when a request wants them
     look_due  an Event: it is to be looked at now, not only when `settings.poll` is over
+    looked    the monotonic moment at which the last look began
     counts    a semaphore for prompts that it is asked to count
     """
 
@@ -47,9 +49,11 @@ class Engine:
         self.looks = Pool(url, self.pool.tls)
         self.health = Health(time())
         self.listed = []
+        self.resting = frozenset()
         self.kind = OTHER
         self.purpose = "chat"
         self.look_due = Event()
+        self.looked = 0.0
         self.counts = BoundedSemaphore(COUNTS)
 
     @property
@@ -61,20 +65,31 @@ class Engine:
 
     def look(self):
         """See how it is and what it serves."""
+        began = monotonic()
         try:
             served = self.ask_models()
         except Trouble as trouble:
+            if self.is_heard and not trouble.sure:
+                trouble = Trouble("busy", trouble.reason)
             self.health.is_troubled(trouble, time())
         else:
             self.note_models(served)
             self.health.is_well(time())
+        self.looked = began
         self.pool.prune()
+
+    @property
+    def is_heard(self):
+        """Whether requests show that it is alive, better than any look could: something came to one
+        of them since the last look, and none went unanswered after that."""
+        return self.pool.heard > max(self.looked, self.pool.failed)
 
     def ask_models(self):
         """The entries of its list of models. Raises Trouble."""
-        status, body = self.ask("/health")
-        if status >= 500:  # any other status: some engines have no such route
-            raise self.kind.unwell(status, body)
+        if not self.is_heard:
+            status, body = self.ask("/health")
+            if status >= 500:  # any other status: some engines have no such route
+                raise self.kind.unwell(status, body)
         status, body = self.ask("/v1/models")
         if status != 200:
             raise self.kind.unlisted(status, body)
@@ -97,8 +112,12 @@ class Engine:
         except Silent:
             reason = f"it has not answered {path} within {LOOK_TIMEOUT} s"
             raise Trouble("busy", reason) from None
-        except Refusal as error:
-            raise Trouble("off", f"{path}: {error.message}") from None
+        except BadAnswer as error:
+            reason = f"{path}: {error.message}: is it an OpenAI server?"
+            raise Trouble("misconfigured", reason) from None
+        except Refusal as error:  # an engine with too much to do may do so too
+            word = "off" if self.pool.failed > self.pool.heard else "busy"
+            raise Trouble(word, f"{path}: {error.message}") from None
 
     def note_models(self, served):
         changed = ids_of(served) != ids_of(self.listed)
@@ -106,6 +125,7 @@ class Engine:
         if changed:
             self.kind = kind_of(served[0])
             self.purpose = self.ask_purpose()
+        self.resting = frozenset(entry["id"] for entry in served if self.kind.rests(entry))
 
     def ask_purpose(self):
         """What its models are for."""

@@ -38,7 +38,7 @@ class Health:
     reason  why, or None while it is up
     since   when that state began
     error   the last trouble there was, as "word: reason", or None
-    failed  how many looks in a row have gone wrong
+    failed  how many looks in a row have gone wrong, and not for being slow
     """
 
     def __init__(self, now):
@@ -61,10 +61,13 @@ class Health:
     def is_troubled(self, trouble, now):
         """A look went wrong. One that is slow says little of an engine that serves; other doubtful
         ones must be several in a row: a healthy engine, too, closes a connection now and then."""
-        self.failed += 1
         word = trouble.word
-        if word == "busy" and not self.serves:
-            word = "loading"
+        if word == "busy":
+            self.failed = 0
+            if not self.serves:
+                word = "loading"
+        else:
+            self.failed += 1
         doubtful = not trouble.sure and word != "busy" and self.failed < FAILED_LOOKS
         if self.serves and doubtful:
             self.error = f"{word}: {trouble.reason}"

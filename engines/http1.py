@@ -314,7 +314,11 @@ def why_off(error):
 
 
 class Pool:
-    """The connections to an engine, as many as are needed at once."""
+    """The connections to an engine, as many as are needed at once.
+
+    heard   the monotonic moment at which something came on one of them: the engine is alive
+    failed  the same of the last request to which nothing came
+    """
 
     def __init__(self, url, tls=None):
         """`tls`: the ssl.SSLContext of an https engine; by default one that trusts whom the system
@@ -329,6 +333,7 @@ class Pool:
         self.prefix = parts.path.rstrip("/")
         self.netloc = parts.netloc
         self.idle = []
+        self.heard = self.failed = 0.0
 
     def take(self):
         """A connection for a request: an idle one, or a new one. Raises Off."""
@@ -555,6 +560,7 @@ class Answer:
             else:
                 data = self.receive(until - monotonic())
                 if not data and not self.retry_if_stale():
+                    self.pool.failed = monotonic()
                     raise self.no_answer()
                 self.buffer += data
                 self.head_bytes += len(data)
@@ -588,6 +594,7 @@ class Answer:
                     if layer.decode:
                         data = layer.decode(data)
                     if data:  # a TLS record may hold nothing for us
+                        self.pool.heard = monotonic()
                         return data
         except OSError:
             pass

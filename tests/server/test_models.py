@@ -238,7 +238,8 @@ WORDS = {  # of those that are not "off": the state and words of the reason
     "silent": SLOW, "silent behind the head": SLOW, "drips": SLOW, "loading": ("loading",),
     "another's key": ("misconfigured", "SPARKS_UPSTREAM_KEY"), "no list": NO_LIST, "no JSON": NO_LIST,
     "deep JSON": NO_LIST, "an empty list": ("misconfigured", "no model"), "odd entries": ("misconfigured", "no model"),
-    "ailing": ("off", "not well", "503"),
+    "ailing": ("off", "not well", "503"), "no HTTP": ("misconfigured", "OpenAI server"),
+    **dict.fromkeys(("closed", "reset", "closed at once", "half a head", "half a list", "half a chunk"), ("busy",)),
 }
 
 
@@ -255,7 +256,7 @@ def looked_at(engine, monkeypatch):
 
 @pytest.mark.parametrize("name", FAILED)
 def test_two_failed_looks_in_a_row_put_an_engine_off(engine, looked_at, name):
-    """One alone says nothing, since a healthy engine closes a connection now and then; one that is slow never does."""
+    """One alone says nothing, since a healthy engine has its moments; one that is slow, or closed, never does."""
     path, steps = FAILED[name]
     word, *reason = WORDS.get(name, ("off", path))
     for _ in range(2):
