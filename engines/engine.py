@@ -115,9 +115,10 @@ class Engine:
         except BadAnswer as error:
             reason = f"{path}: {error.message}: is it an OpenAI server?"
             raise Trouble("misconfigured", reason) from None
-        except Refusal as error:  # an engine with too much to do may do so too
+        except Refusal as error:  # one with too much to do may close it, too: what do requests say?
             word = "off" if self.pool.failed > self.pool.heard else "busy"
-            raise Trouble(word, f"{path}: {error.message}") from None
+            # What follows in the message is advice for a client.
+            raise Trouble(word, f"{path}: {error.message.partition(';')[0]}") from None
 
     def note_models(self, served):
         changed = ids_of(served) != ids_of(self.listed)
