@@ -141,6 +141,7 @@ class Call:
     pump     pump.Pump, once a stream's first event has come
     kept     bytes of its answer on the account of the gateway's `answers`
     tally    counting.Tally, from when its engine gets it
+    loads    its engine has to load the model first
     charged  an Event: what it used is counted for the key's limits
     started  when it began, in epoch seconds; the other moments of its way are by the monotonic
              clock: begun, entered (the queue), granted (a slot), first (token), finished (the slot
@@ -162,6 +163,7 @@ class Call:
         self.watch = self.ticket = self.answer = self.counting = None
         self.tally = self.pump = None
         self.kept = 0
+        self.loads = False
         self.charged = Event()
         self.started = time()
         self.begun = monotonic()
@@ -265,6 +267,7 @@ class Call:
         meter = self.gateway.fleet.meter(model)
         ask = self.ask
         self.tally = Tally(meter, ask.body, model.context, ask.most, ask.measured)
+        self.loads = model.engine_id in model.engine.resting
         self.answer = self.gateway.fleet.send(self.ask, self.id)
         self.ask.body = None
         self.body.abridged = None
@@ -544,9 +547,10 @@ def relay(call, ask):
             yield stream.alive(f"queued {call.gateway.gate.place(call.ticket)}")
         since = monotonic()
         answer = call.send()
+        note = "loading" if call.loads else "keep-alive"
         while (events := first_events(call, since)) is None:
             begun = True
-            yield stream.alive()
+            yield stream.alive(note)
         begun = True
         call.first = monotonic()
         yield b""  # the head; all that follows goes through the pump

@@ -17,6 +17,8 @@ from settings import matches
 
 logger = logging.getLogger("sparks")
 FIRST_LOOK = 2  # seconds that a request waits for the very first look
+LEAST_PAUSE = 0.1  # seconds between two looks
+GONE_PAUSE = 0.5  # the same where the engine is gone
 MOST_METERS = 100  # models whose counting is remembered
 # What people are told of a model whose engine does not serve.
 UNAVAILABLE = {
@@ -120,8 +122,17 @@ class Fleet:
                 self.look(engine)
             except Exception:  # whatever an engine says: the next look may do better
                 logger.exception("a look at an engine failed")
-            engine.look_due.wait(self.settings.poll)
+            pause = self.pause_after(engine)
+            least = min(LEAST_PAUSE, pause)
+            gevent.sleep(least)  # many requests may want a look at once
+            engine.look_due.wait(pause - least)
             engine.look_due.clear()
+
+    def pause_after(self, engine):
+        """Seconds until the next look: few where the engine is gone, and may be back any moment."""
+        if engine.health.word in ("off", "loading"):
+            return min(GONE_PAUSE, self.settings.poll)
+        return self.settings.poll
 
     def look(self, engine):
         """Look at an engine, and bring all that depends on it up to date."""
@@ -174,6 +185,8 @@ class Fleet:
         """How many tokens the prompt of an Ask has, by the engine's own tokenizer and template, or
         else by an estimate."""
         engine = ask.model.engine
+        if ask.model.engine_id in engine.resting:  # it would be loaded for that
+            return self.estimate(ask)
         try:
             with Timeout(COUNT_TIMEOUT), engine.counts:
                 tokens = engine.kind.count(engine.post, ask.count)

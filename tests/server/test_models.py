@@ -8,6 +8,7 @@ import pytest
 
 from engines import engine as engines_side
 from engines.models import ids_of
+from errors import Refusal
 from support import ROOT
 from support.engine import (
     MODELS,
@@ -277,6 +278,35 @@ def test_two_failed_looks_in_a_row_put_an_engine_off(engine, looked_at, name):
     del engine.routes[path]
     looked_at.look()
     assert looked_at.serves and looked_at.health.word == "up"
+
+
+@pytest.mark.parametrize("name", FAILED)
+def test_requests_that_are_answered_are_better_evidence(engine, looked_at, name):
+    """Whatever its looks say: it is busy at worst, until nothing comes any more."""
+    path, steps = FAILED[name]
+    engine.on(path, steps)
+    for _ in range(3):
+        looked_at.post("/tokenize", [b'{"prompt": "a"}'])
+        looked_at.look()
+        assert looked_at.serves and looked_at.health.word == ("up" if path == HEALTH else "busy")
+    looked_at.look()
+    looked_at.look()
+    assert looked_at.serves == (WORDS.get(name, ("off",))[0] == "busy")
+
+
+def test_one_that_closes_looks_and_requests_is_off(engine, looked_at):
+    engine.on(HEALTH, [Close()])
+    engine.always([Close()])
+    for answered, word in (([], "busy"), ([Close()], "off")):
+        if answered:
+            with pytest.raises(Refusal):
+                looked_at.pool.post(CHAT, [b"{}"], {}).head(5)
+        looked_at.look()
+        looked_at.look()
+        assert looked_at.health.word == word
+    del engine.routes[HEALTH]
+    looked_at.look()
+    assert looked_at.health.word == "up"
 
 
 def test_an_engine_that_is_gone_is_off_at_once(engine, looked_at):

@@ -624,7 +624,7 @@ class Connection(threading.Thread):
 
     def serve(self):
         """One request. Whether another may follow on this connection."""
-        if not self.buffer and not self.poll(select.POLLIN, self.engine.idle):
+        if not self.buffer and not self.poll(select.POLLIN, self.engine.idle if self.served else self.engine.patience):
             return False
         self.request = request = self.read_head()
         self.keep = (request.header("connection") or "").lower() != "close"
