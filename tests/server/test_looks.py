@@ -1,5 +1,4 @@
 """What looks at engines find: no healthy one is ever off, whatever it does with connections, and what it loads on demand is there."""
-import json
 import socket
 import threading
 import time

@@ -1,23 +1,27 @@
 """The soak: requests of all kinds on all routes, from clients of all manners, before an engine that does what it likes. At the end
 each has its row and nothing is left: no slot, no byte of a body, no socket, no greenlet, no memory.
+And requests with pauses before real servers, which close connections in these: no engine is off for a moment, nobody is turned away.
 
-`./run.sh test --soak` runs it for a quarter of an hour, SPARKS_SOAK=60 for a minute; without it there is a short one.
+`./run.sh test --soak` runs each for a quarter of an hour, SPARKS_SOAK=60 for a minute; without it there is a short one.
 """
 import json
 import os
 import random
 import statistics
+import sys
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
 import keys
 from store.database import open_database
+from support import SUPPORT
 from support.client import Truncated
 from support.engine import (
     MODELS,
@@ -41,7 +45,8 @@ from support.engine import (
 )
 from support.gateway import WITH_VECTORS, started
 from support.observe import descriptors, gauges, idle, resident
-from support.processes import wait_until
+from support.processes import free_port, wait_until
+from support.real_engines import serve
 from support.rows import days, rows, sums
 from support.state import STATE, state
 
@@ -393,6 +398,73 @@ def check_rows(became, found):
         outcome = became[ident]
         fits = {"left": True, "whole": row["status"] == 200 and not row["aborted"], "error": row["status"] >= 400 and not row["aborted"]}
         assert fits.get(outcome, row["status"] == outcome), (outcome, row)
+
+
+# ---- real servers, and pauses
+
+USUAL = 5                                           # seconds: the gateway's poll, and what uvicorn and llama.cpp leave a connection idle
+SCALE = 1 if SECONDS >= 60 else 0.2
+NAMES = ("asgi", "tiny", MODELS[0]["id"])
+ASKED = [{"role": "user", "content": "Hello"}]
+ASKS = {"/v1/chat/completions": {"messages": ASKED, "max_tokens": 8}, "/v1/messages": {"messages": ASKED, "max_tokens": 8},
+        "/v1/responses": {"input": "Hello", "max_output_tokens": 8}}
+
+
+@pytest.fixture
+def real(llama, tmp_path, stock):
+    """A gateway as it is by default, before real uvicorn, real llama.cpp, and a scripted engine whose looks go wrong every third time."""
+    pytest.importorskip("uvicorn", reason="./run.sh test --soak installs it")
+    port = free_port()
+    uvicorn = serve([sys.executable, SUPPORT / "asgi_engine.py", port, max(1, round(USUAL * SCALE))], port, tmp_path, 30)
+    with Engine() as engine:
+        engine.idle = USUAL * SCALE
+        engines = SimpleNamespace(url=",".join((next(uvicorn), llama, engine.url)))
+        with started(engines, tmp_path, stock, poll=USUAL * SCALE, max_active=8) as gateway:
+            wait_until(lambda: listed(gateway) == NAMES, 15)
+            engine.on("/health", lambda request: [Reset()] if len(engine.probes) % 3 == 0 else None)
+            yield gateway
+    uvicorn.close()
+
+
+def listed(gateway):
+    return tuple(entry["id"] for entry in gateway.client().get("/v1/models").json()["data"])
+
+
+@pytest.mark.timeout(SECONDS * 1.2 + 90)
+def test_no_real_server_is_off_for_a_moment(real, capsys):
+    until = time.monotonic() + SECONDS
+    with ThreadPoolExecutor(13) as pool:
+        visitors = [pool.submit(visit, real, NAMES[seed % 3], random.Random(seed), until) for seed in range(12)]
+        lists = pool.submit(lists_until, real, until)
+    became = sum((visitor.result() for visitor in visitors), Counter())
+    with capsys.disabled():
+        print(f"\nsoak: {SECONDS:.0f} s before real servers: {dict(became)}; lists of models: {lists.result()}")
+    assert set(became) == {(name, 200) for name in NAMES} and lists.result() == {NAMES}
+    assert " is off" not in real.log and "models loaded: none" not in real.log
+
+
+def visit(gateway, name, chance, until):
+    """Ask that model now and then: how often, by status. Most pauses end about when an idle connection does."""
+    became = Counter()
+    while time.monotonic() < until:
+        path, streams = chance.choice(list(ASKS)), chance.random() < 0.5
+        answer = gateway.client(timeout=60).post(path, {**ASKS[path], "model": name, "stream": streams})
+        data = answer.read_all()
+        became[name, answer.status] += 1
+        assert answer.status == 200 and answer.complete and b'"error":{' not in data, data
+        assert not streams or data.endswith(LAST) or any(event in data for event in LAST_EVENTS), data
+        time.sleep(min(chance.choice([0, chance.uniform(0.8, 1.2) * USUAL * SCALE, chance.uniform(0, 2) * USUAL * SCALE]),
+                       max(0, until - time.monotonic())))
+    return became
+
+
+def lists_until(gateway, until):
+    """All lists of models that people could see meanwhile."""
+    seen = set()
+    while time.monotonic() < until:
+        seen.add(listed(gateway))
+        time.sleep(0.1)
+    return seen
 
 
 def report(became, found, memory, now, counted, before, after):
