@@ -2,7 +2,7 @@
 
 up             it answers looks
 loading        it is there, and not ready yet
-busy           it has taken the connection of a look, and is slow to answer
+busy           it is slow to answer looks or ends them, and nothing else shows that it is off
 off            there is no connection to it, or it says itself that it is not well
 misconfigured  it answers, and not as an engine that people could use: a person has to change that
 stuck          it answers looks, and works on nothing
