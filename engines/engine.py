@@ -84,6 +84,11 @@ class Engine:
         of them since the last look, and none went unanswered after that."""
         return self.pool.heard > max(self.looked, self.pool.failed)
 
+    @property
+    def fails(self):
+        """Whether the last that came of requests was nothing."""
+        return self.pool.failed > self.pool.heard
+
     def ask_models(self):
         """The entries of its list of models. Raises Trouble."""
         if not self.is_heard:
@@ -108,15 +113,16 @@ class Engine:
         try:
             return self.get(path)
         except Off as error:
-            raise Trouble("off", error.reason, error.sure) from None
+            word = "busy" if error.ours else "off"
+            raise Trouble(word, error.reason, error.sure) from None
         except Silent:
             reason = f"it has not answered {path} within {LOOK_TIMEOUT} s"
             raise Trouble("busy", reason) from None
         except BadAnswer as error:
             reason = f"{path}: {error.message}: is it an OpenAI server?"
             raise Trouble("misconfigured", reason) from None
-        except Refusal as error:  # one with too much to do may close it, too: what do requests say?
-            word = "off" if self.pool.failed > self.pool.heard else "busy"
+        except Refusal as error:  # one with too much to do may close it, too
+            word = "off" if self.fails else "busy"
             # What follows in the message is advice for a client.
             raise Trouble(word, f"{path}: {error.message.partition(';')[0]}") from None
 
@@ -139,10 +145,11 @@ class Engine:
 
     def get(self, path):
         """(status, body) of a GET. Raises Silent, Refusal."""
-        reason = "unreachable: it takes no connection"
+        late = Off("the engine does not answer", "unreachable: it takes no connection")
         if self.looks.tls:
-            reason = "TLS: no connection came about: does it speak https at all?"
-        late = Off("the engine does not answer", reason)
+            late.reason = "TLS: no connection came about: does it speak https at all?"
+            if self.listed and not self.fails:  # it did, and has much to do by now
+                late = Silent
         with Timeout(LOOK_TIMEOUT, late):  # the name's look-up included
             answer = self.looks.get(path, self.headers)
         try:

@@ -7,6 +7,7 @@ on the bytes that come there.
 Source: RFC 9112 (message framing), RFC 9110 15.2 (interim responses).
 """
 
+import errno
 import os
 import ssl
 import struct
@@ -30,6 +31,8 @@ PIECE = 1 << 18  # bytes a write
 MAX_HEAD = 65536
 MAX_LINE = 4096  # bytes of a chunk's size line
 MAX_DIGITS = 18  # of a Content-Length
+# What this machine may be out of: descriptors, ports, memory.
+OWN_FAULTS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
 HEXADECIMAL = b"0123456789abcdefABCDEF"
 SIZES = {b"%x" % size: size for size in range(1, 1 << 10)}  # the size lines of usual chunks
 
@@ -47,12 +50,14 @@ class Off(ModelUnavailable):
 
     reason  why, in words for the owner
     sure    nobody listens there, so that another try would be of no use
+    ours    the engine has nothing to do with it
     """
 
-    def __init__(self, message, reason, sure=False):
+    def __init__(self, message, reason, sure=False, ours=False):
         super().__init__(message)
         self.reason = reason
         self.sure = sure
+        self.ours = ours
 
 
 # ---- framing: where a body ends. All three have
@@ -300,6 +305,8 @@ class Connection:
 
 def why_off(error):
     """Why there is no connection: an OSError in words for the owner."""
+    if error.errno in OWN_FAULTS:
+        return f"the gateway's machine cannot connect: {error.strerror}"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused: nothing listens there"
     if isinstance(error, socket.gaierror):
@@ -317,7 +324,7 @@ class Pool:
     """The connections to an engine, as many as are needed at once.
 
     heard   the monotonic moment at which something came on one of them: the engine is alive
-    failed  the same of the last request to which nothing came
+    failed  the same of the last request that found no connection, or to which nothing came
     """
 
     def __init__(self, url, tls=None):
@@ -349,11 +356,13 @@ class Pool:
         try:
             return Connection(self.address, self.host, self.tls)
         except OSError as error:
+            self.failed = monotonic()
             raise Off(
                 f"the engine does not answer ({type(error).__name__}); the model is off,"
                 " try again later",
                 why_off(error),
                 sure=isinstance(error, ConnectionRefusedError),
+                ours=error.errno in OWN_FAULTS,
             ) from None
 
     def give(self, connection):

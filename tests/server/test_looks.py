@@ -201,8 +201,7 @@ def serve(front, engine, name, until):
     """Ask for the model until then, with pauses: how many answers there were. All of them have to be whole."""
     begun, count = time.monotonic(), 0
     old_form = [Head(version="1.0", framing="close")] if name == "speaks HTTP/1.0" else []
-    if not isinstance(engine, OneByOne):
-        engine.play(*old_form, *(step for event in chat_chunks("Hello there my friend") for step in (Pause(0.2), event)))
+    engine.play(*old_form, *(step for event in chat_chunks("Hello there my friend") for step in (Pause(0.2), event)))
     while time.monotonic() < until:
         answer = ask(front, model=name, stream=count % 2 == 0)
         said = answer.read_all()

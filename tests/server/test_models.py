@@ -1,4 +1,7 @@
 """Models: what is listed, and how a client's name finds one, on the real server."""
+import errno
+import os
+import ssl
 import subprocess
 import sys
 import time
@@ -7,6 +10,7 @@ from threading import Event
 import pytest
 
 from engines import engine as engines_side
+from engines import http1
 from engines.models import ids_of
 from errors import Refusal
 from support import ROOT
@@ -307,6 +311,27 @@ def test_one_that_closes_looks_and_requests_is_off(engine, looked_at):
     del engine.routes[HEALTH]
     looked_at.look()
     assert looked_at.health.word == "up"
+
+
+def test_what_this_machine_is_out_of_is_no_engines_fault(engine, looked_at, monkeypatch):
+    def out_of_descriptors(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    monkeypatch.setattr(http1.socket, "create_connection", out_of_descriptors)
+    for _ in range(3):
+        looked_at.look()
+        assert looked_at.health.told() == "busy: the gateway's machine cannot connect: Too many open files"
+
+
+def test_a_slow_handshake_is_busy_where_there_was_one(engine, looked_at, monkeypatch):
+    """It takes connections as before; a request that finds none says more than that."""
+    engine.on(HEALTH, [Hang()])
+    looked_at.looks.tls = ssl.create_default_context()
+    monkeypatch.setattr(http1.Tls, "shake_hands", lambda tls: tls.sock.recv(1))     # which never comes
+    for failed, word in ((0.0, "busy"), (time.monotonic(), "off")):
+        looked_at.pool.failed = failed
+        looked_at.look()
+        looked_at.look()
+        assert looked_at.health.word == word
 
 
 def test_an_engine_that_is_gone_is_off_at_once(engine, looked_at):
