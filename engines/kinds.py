@@ -49,6 +49,7 @@ STEERING = (
     "bootstrap_port",
     "bootstrap_room",
     "id_slot",
+    "slot_id",
     "disaggregated_params",
     "nvext",
 )
