@@ -547,10 +547,9 @@ def relay(call, ask):
             yield stream.alive(f"queued {call.gateway.gate.place(call.ticket)}")
         since = monotonic()
         answer = call.send()
-        note = "loading" if call.loads else "keep-alive"
         while (events := first_events(call, since)) is None:
             begun = True
-            yield stream.alive(note)
+            yield stream.alive("loading") if call.loads else stream.alive()
         begun = True
         call.first = monotonic()
         yield b""  # the head; all that follows goes through the pump
