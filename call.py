@@ -363,6 +363,8 @@ class Call:
             attempt(step)
         if self.answer:
             attempt(self.answer.close, whole)
+            if error and error.status >= 500:
+                self.answer.pool.ailed = monotonic()
         attempt(self.note_oddities)
         row = attempt(self.row, status, error, attempt(self.figures, status) or {})
         if self.ticket:

@@ -80,9 +80,9 @@ class Engine:
 
     @property
     def is_heard(self):
-        """Whether requests show that it is alive, better than any look could: something came to one
-        of them since the last look, and none went unanswered after that."""
-        return self.pool.heard > max(self.looked, self.pool.failed)
+        """Whether requests show that it is well, better than any look could: something came to one
+        of them since the last look, and none went wrong after that."""
+        return self.pool.heard > max(self.looked, self.pool.failed, self.pool.ailed)
 
     @property
     def fails(self):

@@ -323,8 +323,9 @@ def why_off(error):
 class Pool:
     """The connections to an engine, as many as are needed at once.
 
-    heard   the monotonic moment at which something came on one of them: the engine is alive
+    heard   the monotonic moment at which something of an answer came on one of them
     failed  the same of the last request that found no connection, or to which nothing came
+    ailed   the same of the last request that ended with an error of the engine's
     """
 
     def __init__(self, url, tls=None):
@@ -340,7 +341,7 @@ class Pool:
         self.prefix = parts.path.rstrip("/")
         self.netloc = parts.netloc
         self.idle = []
-        self.heard = self.failed = 0.0
+        self.heard = self.failed = self.ailed = 0.0
 
     def take(self):
         """A connection for a request: an idle one, or a new one. Raises Off."""
@@ -603,7 +604,6 @@ class Answer:
                     if layer.decode:
                         data = layer.decode(data)
                     if data:  # a TLS record may hold nothing for us
-                        self.pool.heard = monotonic()
                         return data
         except OSError:
             pass
@@ -625,6 +625,8 @@ class Answer:
                         return b""
                 body = self.framing.feed(data)
                 if body:
+                    if self.status == 200:
+                        self.pool.heard = monotonic()
                     return body
                 pause()  # framing alone may come faster than it is read
         except Silent:

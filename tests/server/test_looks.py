@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from support.engine import (
+    DONE,
     MODELS,
     Close,
     Connection,
@@ -25,8 +26,10 @@ from support.engine import (
     chat_chunks,
     compact,
     completion,
+    died,
     llama_refusal,
     probe_answer,
+    refusal,
     router_models,
     swap_models,
     text_chunks,
@@ -178,7 +181,7 @@ def test_healthy_engines_are_never_off(stock, tmp_path, subtests):
             lists = pool.submit(lists_until, front, until)
             for name in WELL:
                 with subtests.test(name):
-                    assert served[name].result() > 5
+                    assert served[name].result() > 1
                     assert f"engine {engines[name].url} is off" not in front.log and not engines[name].faults
         assert lists.result() == [list(WELL)], front.log
         told = front.log.partition(f"models loaded: {', '.join(WELL)}")[2]
@@ -255,6 +258,20 @@ def test_an_engine_that_starts_again(gateway, engine):
         assert time.monotonic() - begun < 5
         time.sleep(0.02)
     assert listed(front) == [MODEL]
+
+
+@pytest.mark.parametrize("answer", [[refusal(500, "EngineDeadError")], [died(), DONE], [*chat_chunks("Hello")[:3], died(), DONE], chat_chunks("Hello", finish="abort")],
+                         ids=["refusals", "error events", "broken answers", "abandoned answers"])
+def test_one_that_says_itself_that_it_is_not_well_is_off_though_it_answers(gateway, engine, answer):
+    """Its answers to requests are no good: they are no evidence."""
+    front = gateway(poll=0.1)
+    engine.on(HEALTH, [refusal(503, "The engine is dead")])
+    engine.always(answer)
+    begun = time.monotonic()
+    while listed(front):
+        assert time.monotonic() - begun < 10
+        answered = ask(front, stream=True)
+        answered.read_all()
 
 
 def test_looks_cost_less_while_requests_are_answered(gateway, engine):
