@@ -132,7 +132,7 @@ class Engine:
         if changed:
             self.kind = kind_of(served[0])
             self.purpose = self.ask_purpose()
-        self.resting = frozenset(entry["id"] for entry in served if self.kind.rests(entry))
+        self.resting = frozenset(entry["id"] for entry in served if not self.kind.is_loaded(entry))
 
     def ask_purpose(self):
         """What its models are for."""

@@ -54,7 +54,7 @@ STEERING = (
     "nvext",
 )
 # The status, in a list of models, of one that a request has loaded first.
-RESTING = ("unloaded", "loading", "starting", "sleeping", "downloading", "downloaded", "stopped")
+UNLOADED = ("unloaded", "loading", "starting", "sleeping", "downloading", "downloaded", "stopped")
 WRAPPERS = ("vllm_xargs", "extra_body")  # objects in which some engines read such fields as well
 # finish_reasons of an answer that its engine did not finish: vLLM's, and other makers'.
 GIVEN_UP = ("abort", "aborted", "error", "cancelled", "timeout")
@@ -88,13 +88,13 @@ class Kind:
                 return value
         return None
 
-    def rests(self, entry):
-        """Whether an entry's model is not in memory, or not yet: llama.cpp's router and llama-swap
-        list all that they could load, and load what a request asks for."""
+    def is_loaded(self, entry):
+        """Whether an entry's model is ready. llama.cpp's router and llama-swap list all that they
+        could load, and load what they are asked for: by a look, too."""
         status = entry.get("status")
         if isinstance(status, dict):
             status = status.get("value")
-        return status in RESTING
+        return status not in UNLOADED
 
     def weights_of(self, entry):
         """What an entry stands for: entries with the same weights are names of one model. vLLM

@@ -99,3 +99,14 @@ http://b:2  off, for 1 min
                                             (3600, "1 h 0 min"), (86399, "23 h 59 min"), (90000, "1 d 1 h")])
 def test_for_how_long(seconds, words):
     assert for_how_long(seconds) == f"for {words}"
+
+
+@pytest.mark.parametrize("entry, loaded", [
+    ({}, True), ({"status": None}, True), ({"status": {}}, True), ({"status": 5}, True), ({"status": [1]}, True), ({"status": "active"}, True),
+    ({"status": {"value": "loaded"}}, True), ({"status": {"value": "unloaded"}}, False), ({"status": {"value": "loading"}}, False),
+    ({"status": {"value": "sleeping", "args": []}}, False), ({"status": "unloaded"}, False),
+    ({"status": {"value": "unloaded", "failed": True, "exit_code": 1}}, False),
+], ids=str)
+def test_what_is_loaded_on_demand(entry, loaded):
+    """As llama.cpp's router and llama-swap say it; another engine's status may mean anything."""
+    assert OTHER.is_loaded({"id": "m", **entry}) is loaded
