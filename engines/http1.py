@@ -357,13 +357,15 @@ class Pool:
         try:
             return Connection(self.address, self.host, self.tls)
         except OSError as error:
-            self.failed = monotonic()
+            ours = error.errno in OWN_FAULTS
+            if not ours:
+                self.failed = monotonic()
             raise Off(
                 f"the engine does not answer ({type(error).__name__}); the model is off,"
                 " try again later",
                 why_off(error),
                 sure=isinstance(error, ConnectionRefusedError),
-                ours=error.errno in OWN_FAULTS,
+                ours=ours,
             ) from None
 
     def give(self, connection):

@@ -53,9 +53,9 @@ STEERING = (
     "disaggregated_params",
     "nvext",
 )
+WRAPPERS = ("vllm_xargs", "extra_body")  # objects in which some engines read such fields as well
 # The status, in a list of models, of one that a request has loaded first.
 UNLOADED = ("unloaded", "loading", "starting", "sleeping", "downloading", "downloaded", "stopped")
-WRAPPERS = ("vllm_xargs", "extra_body")  # objects in which some engines read such fields as well
 # finish_reasons of an answer that its engine did not finish: vLLM's, and other makers'.
 GIVEN_UP = ("abort", "aborted", "error", "cancelled", "timeout")
 LOOKED_AT = 1000  # bytes of a refusal
