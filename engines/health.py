@@ -63,6 +63,8 @@ class Health:
         ones must be several in a row: a healthy engine, too, closes a connection now and then."""
         self.failed += 1
         word = trouble.word
+        if word == "busy" and self.word == "stuck":
+            return
         if word == "busy" and not self.serves:
             word = "loading"
         doubtful = not trouble.sure and word != "busy" and self.failed < FAILED_LOOKS

@@ -7,8 +7,8 @@ of what the engine says about its own work.
 Times are passed in: seconds of a clock that nobody sets.
 """
 
-
 LEAST = 0.02  # seconds between two looks
+WANTED = 2  # looks for which somebody's wish to know lasts
 
 
 class Pulse:
@@ -18,7 +18,8 @@ class Pulse:
              which the engine had all of it, or None while its answer cannot be waited for: it is
              still being sent, or nobody reads it because its client does not
     heard    the moment of the last token on any of its connections, or of an answer's end
-    figures  its last kinds.Figures; None: it never had any, and has the clock alone
+    asked    it has been asked for its figures
+    figures  the last kinds.Figures; None: it never had any, and has the clock alone
     changed  the moment at which they changed
     lost     the moment since which it knows of fewer requests than it was sent, or None
     wanted   the moment at which somebody last asked for its progress
@@ -35,6 +36,7 @@ class Pulse:
         """It may be another one by now."""
         self.heard = self.changed = 0.0
         self.resting = 0.0
+        self.asked = False
         self.figures = self.lost = None
 
     # -- what it owes
@@ -81,20 +83,21 @@ class Pulse:
         self.heard = now
 
     def is_due(self, now, quiet):
-        """Whether its figures should be asked for: it owes an answer and has been quiet for so
-        long, or somebody wants to know."""
+        """Whether its figures should be asked for: it owes an answer, and has been quiet for so
+        long, or was never asked, or somebody wants to know."""
         if self.owing():
             self.resume(now)
         else:
             self.rest(now)
             return False
-        return now - self.heard >= quiet or now - self.wanted <= 2 * quiet
+        return not self.asked or now - self.heard >= quiet or now - self.wanted <= WANTED * quiet
 
     def measure(self, figures, now, quiet):
         """Take in its figures, or None where it did not say: that is no progress.
 
         quiet  seconds that it has to count a request among its own
         """
+        self.asked = True
         if figures is None:
             return
         if self.figures is None or figures.work != self.figures.work:
@@ -134,5 +137,3 @@ class Pulse:
             return quiet
         ahead = [now + quiet, self.heard + quiet, self.heard + patience, self.changed + patience]
         return max(min(moment for moment in ahead if moment > now) - now, LEAST)
-
-

@@ -19,9 +19,36 @@ HASTE = 0.01  # seconds between two reads of what is thrown away
 LAST_WORDS = 0.2  # seconds for output that is still to come when it has ended
 
 
+class Remedies:
+    """Runs the owner's command for each engine that gets stuck.
+
+    found  {the engine's URL: its Remedy}
+    """
+
+    def __init__(self, settings):
+        self.settings = settings
+        self.found = {}
+
+    def note(self, engine):
+        """An engine's state has changed."""
+        command = self.settings.on_stuck
+        if engine.health.word != "stuck" or not command:
+            return
+        remedy = self.found.setdefault(engine.url, Remedy(engine.url))
+        if remedy.since != engine.health.since:  # and not its reason alone
+            remedy.since = engine.health.since
+            remedy.apply(command, self.settings.on_stuck_pause)
+
+    def stop(self):
+        """End what runs."""
+        for remedy in self.found.values():
+            remedy.stop()
+
+
 class Remedy:
     """Runs a command, one at a time and not again within a while.
 
+    since    since when its engine was stuck at the last time (epoch seconds)
     running  the greenlet in which it runs or ran last, or None
     begun    the moment at which that began (monotonic)
     """
@@ -29,6 +56,7 @@ class Remedy:
     def __init__(self, url):
         """`url`: the engine's, which the command finds as SPARKS_ENGINE."""
         self.url = url
+        self.since = None
         self.running = None
         self.begun = float("-inf")
 
@@ -95,7 +123,7 @@ def watch(child):
 
 
 def log_lines(pipe):
-    """Log what comes, as many lines as anybody will read; the rest is thrown away, without haste."""
+    """Log what comes, as many lines as anybody reads; the rest is thrown away, without haste."""
     make_nonblocking(pipe)
     left = LINES
     rest = b""

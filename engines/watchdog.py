@@ -1,60 +1,67 @@
-"""The watchdog of an engine: finds out that its core hangs, whatever its server says, and lets it in
-again when it has shown that it works."""
+"""The watchdog of an engine: finds out that it works on nothing, whatever its server says."""
 
 import logging
 from time import monotonic, time
 
 import gevent
-import orjson
 
-from engines.remedy import Remedy
+from engines.http1 import Silent
+from errors import Refusal
 
 logger = logging.getLogger("sparks")
-QUIET = 5  # seconds of silence after which it is asked how far it is, or a part of `stuck_after`
-PARTS = 4
-QUESTION = 5  # seconds for that question
-CANARY = 5  # seconds for the first canary; each further one has twice as long, up to `stuck_after`
-MAX_PAGE = 1 << 20  # bytes of the answers to both
+QUIET = 5  # seconds of silence, at most, after which it is asked how far it is;
+PARTS = 4  # or such a part of `stuck_after`, or `poll`
+QUESTION = 5  # seconds for each part of that question
+MAX_PAGE = 1 << 20  # bytes of the answer
 
 
 class Watchdog:
     """Watches over one engine.
 
-    engine   fleet.Engine
-    told     a function that is called with the engine when it is stuck
-    tries    canaries in a row that came to nothing
+    told  a function that is called with the engine once it is stuck
     """
 
     def __init__(self, engine, settings, told):
         self.engine = engine
+        self.pulse = engine.pulse
         self.settings = settings
         self.told = told
-        self.remedy = Remedy(engine.url)
-        self.tries = 0
 
     def watch(self):
         """For ever."""
         while True:
-            gevent.sleep(self.pulse.next_look(monotonic(), self.quiet, self.settings.stuck_after))
+            patience = self.settings.stuck_after
+            gevent.sleep(self.pulse.next_look(monotonic(), self.quiet, patience))
             try:
                 self.look()
             except Exception:  # whatever an engine says: the next look may do better
                 logger.exception("the watchdog of an engine failed")
 
     @property
-    def pulse(self):
-        return self.engine.pulse
-
-    @property
     def quiet(self):
-        return min(QUIET, self.settings.stuck_after / PARTS)
+        return min(QUIET, self.settings.poll, self.settings.stuck_after / PARTS)
 
     def look(self):
-        """Ask how far it is, if that is in doubt, and end what it owes if it is stuck."""
-        pulse = self.pulse
-        if not pulse.is_due(monotonic(), self.quiet):
+        """Ask how far it is, if there is doubt, and say so if it is stuck."""
+        if not self.pulse.is_due(monotonic(), self.quiet):
             return
-        figures = self.engine.ask(self.engine.kind.progress)
-        pulse.measure(figures, monotonic(), self.quiet)
-        if pulse.is_stuck(monotonic(), self.settings.stuck_after):
-            self.give_up()
+        self.pulse.measure(self.figures(), monotonic(), self.quiet)
+        now = monotonic()
+        if self.engine.health.serves and self.pulse.is_stuck(now, self.settings.stuck_after):
+            self.engine.health.note("stuck", self.reason(now), time())
+            self.told(self.engine)
+
+    def figures(self):
+        """Its kinds.Figures, or None."""
+        try:
+            return self.engine.kind.progress(lambda path: self.engine.get(path, QUESTION, MAX_PAGE))
+        except (Silent, Refusal):
+            return None
+
+    def reason(self, now):
+        """Why it is stuck, for its owner."""
+        pulse = self.pulse
+        silent = f"it owes {len(pulse.owed)} answers and has sent no token"
+        if pulse.has_lost(now, self.settings.stuck_after):
+            return f"{silent} for {now - pulse.heard:.0f} s, and knows nothing of some of them"
+        return f"{silent} and made no progress for {now - max(pulse.heard, pulse.changed):.0f} s"
