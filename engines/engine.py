@@ -72,7 +72,6 @@ class Engine:
     def look(self, patience):
         """See how it is and what it serves. `patience`: see `test`."""
         served_before = self.serves
-        self.doubtful = self.doubtful or self.health.word == "stuck"
         try:
             self.note_models(self.ask_models())
             self.test(patience)
@@ -126,6 +125,11 @@ class Engine:
             return self.kind.purpose(lambda path: self.get(path)[0])
         except (Silent, Refusal):
             return self.purpose
+
+    def give_up(self, reason):
+        """It is stuck, whatever a look says that is under way just now."""
+        self.doubtful = True
+        self.health.note("stuck", reason, time())
 
     # -- the canary
 

@@ -1,7 +1,7 @@
 """The watchdog of an engine: finds out that it works on nothing, whatever its server says."""
 
 import logging
-from time import monotonic, time
+from time import monotonic
 
 import gevent
 
@@ -48,7 +48,7 @@ class Watchdog:
         self.pulse.measure(self.figures(), monotonic(), self.quiet)
         now = monotonic()
         if self.engine.health.serves and self.pulse.is_stuck(now, self.settings.stuck_after):
-            self.engine.health.note("stuck", self.reason(now), time())
+            self.engine.give_up(self.reason(now))
             self.told(self.engine)
 
     def figures(self):
