@@ -347,7 +347,7 @@ class Call:
         if self.answer:
             self.answer.drop_request()
 
-    def move(self, since, events):
+    def pump_rest(self, since, events):
         """Move a stream to its end, of which these events wait for the client already."""
         told = (self.finish, self.hold_stream)
         self.pump = pump.Pump(
@@ -628,7 +628,7 @@ def relay(call, ask):
         begun = True
         call.first = monotonic()
         yield b""  # the head; all that follows goes through the pump
-        call.move(since, events)
+        call.pump_rest(since, events)
         stream.own_figures = attempt(call.figures) or {}
         last = stream.end()
     except Exception as error:

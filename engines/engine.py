@@ -21,6 +21,7 @@ COUNTS = 8  # prompts that one engine is asked to count at once
 MAX_LIST = 4 << 20  # bytes of a list of models
 MAX_COUNT = 16 << 20  # bytes of the answer to a count: some engines list the tokens too
 CANARY = 5  # seconds for the first canary; each further one has twice as long, up to the limit
+GONE = ("off", "loading")  # states in which it may have been restarted
 UNANSWERED = (500, 502, 503, 504)  # statuses of an engine whose core does not answer
 MOST_MODELS = 1000  # of one engine; the others are not looked at
 # What the reading of an engine's JSON may meet, which can be of any shape.
@@ -71,7 +72,7 @@ class Engine:
 
     def look(self, patience):
         """See how it is and what it serves. `patience`: see `test`."""
-        served_before = self.serves
+        served_before = self.health.serves
         try:
             self.note_models(self.ask_models())
             self.test(patience)
@@ -79,7 +80,8 @@ class Engine:
             self.health.is_troubled(trouble, time())
         else:
             self.health.is_well(time())
-        self.doubtful = self.doubtful or served_before and not self.serves
+        if served_before and self.health.word in GONE:
+            self.doubtful = True
         self.pool.prune()
 
     def ask_models(self):

@@ -9,6 +9,7 @@ Source: vLLM's and llama.cpp's servers as they answer on the wire.
 import math
 import posixpath
 import re
+from itertools import islice
 from typing import NamedTuple
 
 import orjson
@@ -55,6 +56,7 @@ VLLM_WORK = ("kv_cache_usage_perc", "gpu_cache_usage_perc", "iteration_tokens_to
 VLLM_REQUESTS = ("num_requests_running", "num_requests_waiting")
 LLAMA_CPP_WORK = ("n_decode_total", "prompt_tokens_total", "tokens_predicted_total")
 LLAMA_CPP_REQUESTS = ("requests_processing", "requests_deferred")
+MOST_SAMPLES = 1000  # of a page
 
 
 class Kind:
@@ -236,11 +238,11 @@ def figures_in(page, prefix, work, requests):
     """
     names = "|".join((*work, *requests)).encode()
     sample = rb"^%b((%b)(?:\{.*\})?) +(\S+)" % (prefix.encode(), names)
-    found = re.findall(sample, page, re.MULTILINE)
-    if not found:
+    found = islice(re.finditer(sample, page, re.MULTILINE), MOST_SAMPLES)
+    samples = {one[1]: (one[2].decode(), one[3]) for one in found}
+    if not samples:
         return None
-    values = [value for _, name, value in found if name.decode() in requests]
-    return Figures({sample: value for sample, _, value in found}, sum_of(values))
+    return Figures(samples, sum_of([value for name, value in samples.values() if name in requests]))
 
 
 def sum_of(values):

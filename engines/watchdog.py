@@ -5,14 +5,14 @@ from time import monotonic
 
 import gevent
 
-from engines.http1 import Silent
+from engines.http1 import BadAnswer, Silent
 from errors import Refusal
 
 logger = logging.getLogger("sparks")
 QUIET = 5  # seconds of silence, at most, after which it is asked how far it is;
 PARTS = 4  # or such a part of `stuck_after`, or `poll`
 QUESTION = 5  # seconds for each part of that question
-MAX_PAGE = 1 << 20  # bytes of the answer
+MAX_PAGE = 1 << 19  # bytes of the answer
 
 
 class Watchdog:
@@ -54,9 +54,16 @@ class Watchdog:
     def figures(self):
         """Its kinds.Figures, or None."""
         try:
-            return self.engine.kind.progress(lambda path: self.engine.get(path, QUESTION, MAX_PAGE))
+            return self.engine.kind.progress(self.ask)
         except (Silent, Refusal):
             return None
+
+    def ask(self, path):
+        """(status, body) of a GET; none of a page that is too large. Raises Silent, Refusal."""
+        try:
+            return self.engine.get(path, QUESTION, MAX_PAGE)
+        except BadAnswer:
+            return 0, b""
 
     def reason(self, now):
         """Why it is stuck, for its owner."""

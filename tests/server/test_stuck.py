@@ -23,7 +23,7 @@ from support.engine import (
     chat_chunks,
     text_chunks,
 )
-from support.gateway import Gateway, started
+from support.gateway import Gateway, Patched, started
 from support.observe import descriptors, gauge, gauges, idle
 from support.processes import wait_until
 from support.rows import row_of
@@ -183,10 +183,11 @@ def test_it_is_let_in_by_a_canary_alone(one):
     """One at a time, and given up in time; an error is none, a refusal is an answer."""
     engine = one.engine
     hang(engine)
+    engine.probes.clear()
     runs = begin(one, stream=True)
     wait_stuck(one)
     runs.close()
-    engine.wait_until(lambda: len(canaries(engine)) >= 2)
+    engine.wait_until(lambda: len(canaries(engine)) == 2, 10)
     first = canaries(engine)[0]
     assert first.path == TEXTS and first.gone.wait(1)
     engine.canary = [DEAD]
@@ -290,7 +291,8 @@ def test_who_is_stuck(stock, tmp_path):
     table = {**LIKE, **LLAMA}
     with several(table) as engines:
         upstream = ",".join(engine.url for engine in engines.values())
-        front = Gateway(tmp_path, upstream, stock, max_active=100, **STEADY)
+        front = Patched(tmp_path, upstream, stock, "import engines.watchdog; engines.watchdog.QUESTION = 0.3", max_active=100,
+                        **STEADY)
         try:
             front.wait_alive()
             wait_until(lambda: len(front.client().get("/v1/models").json()["data"]) == len(table), 10)
@@ -351,7 +353,7 @@ def test_a_client_that_reads_nothing_is_no_engine_that_hangs(stock, tmp_path):
         connection = front.client(rcvbuf=4096).open()
         connection.start("POST", CHAT, {**BODIES[CHAT], "stream": True})
         engine.wait_for(1)
-        time.sleep(4 * SOON)
+        time.sleep(3 * SOON)
         assert state(front) == "up" and engine.active == 1
         connection.close()
         engine.wait_idle()
@@ -369,7 +371,7 @@ def test_work_for_others_excuses_what_waits_behind_it(stock, tmp_path):
             for n in range(3):
                 calls.append(begin(front, stream=n < 2))
                 engine.wait_for(n + 1)
-            time.sleep(2.5)
+            time.sleep(1.5)
             assert engine.active == 3
             over = time.monotonic()
         for n, connection in enumerate(calls):
@@ -418,9 +420,9 @@ def test_a_command_that_does_not_end(stock, tmp_path, patch):
 # ---- nothing is left of it
 
 def test_nothing_leaks(one):
-    """Stuck and well again, three times: no descriptor more, no slot taken."""
+    """Stuck and well again, and once more: no descriptor more, no slot taken."""
     before = None
-    for n in range(3):
+    for n in range(2):
         hang(one.engine, *EVENTS[:2])
         calls = [begin(one, stream=n < 3) for n in range(4)]
         wait_stuck(one)
