@@ -660,12 +660,11 @@ def first_events(call, since):
     answer = call.answer
     stream = call.ask.stream
     settings = call.gateway.settings
-    deadline = call.deadline(since)
-    pause = min(monotonic() + settings.keepalive, deadline)
-    while (left := pause - monotonic()) > 0:
+    pause = monotonic() + settings.keepalive
+    while (left := min(pause, call.deadline(since)) - monotonic()) > 0:
         data = answer.read(left)
         if data is None:
-            break
+            continue
         if answer.streams is None:  # its first bytes tell
             answer.streams = answer.status == 200 and is_stream(answer, data)
         if call.counting is not None and stream.prompt_tokens is None:

@@ -70,7 +70,7 @@ class Engine:
 
     # -- looks
 
-    def look(self, patience):
+    def look(self, patience=CANARY):
         """See how it is and what it serves. `patience`: see `test`."""
         served_before = self.health.serves
         try:
@@ -169,8 +169,9 @@ class Engine:
 
     # -- questions
 
-    def get(self, path, seconds=LOOK_TIMEOUT, most=MAX_LIST):
-        """(status, body) of a GET, of so many bytes at most. Raises Silent, Refusal."""
+    def get(self, path, seconds=None, most=MAX_LIST):
+        """(status, body) of a GET, within so many seconds and bytes. Raises Silent, Refusal."""
+        seconds = seconds or LOOK_TIMEOUT
         reason = "unreachable: it takes no connection"
         if self.looks.tls:
             reason = "TLS: no connection came about: does it speak https at all?"
