@@ -22,6 +22,7 @@ from engines.http1 import Silent
 from errors import (
     RETRY_AFTER,
     ClientGone,
+    EngineStuck,
     InternalError,
     Overloaded,
     Refusal,
@@ -117,12 +118,29 @@ class Gateway:
 
     def interrupt_all(self):
         for call in list(self.live):
-            get_hub().loop.run_callback(call.interrupt, restarting())
+            call.end_soon(restarting())
+
+    def note_engine(self, engine):
+        """An engine's state has changed: nobody waits for one that is stuck."""
+        if engine.health.word != "stuck":
+            return
+        wait = engine.health.retry_after(time())
+        for call in list(self.live):
+            if call in engine.pulse.owed:
+                call.end_soon(stuck(wait))
+            elif call.is_waiting and not self.fleet.serves(call.ask.model):
+                call.end_soon(self.fleet.unavailable(call.ask.model))
 
     def wait_for_calls(self, seconds):
         end = monotonic() + seconds
         while self.live and monotonic() < end:
             sleep(0.05)
+
+
+def stuck(wait):
+    return EngineStuck(
+        "the engine has stopped working on this request; send it again in a while", retry_after=wait
+    )
 
 
 def restarting():
@@ -139,7 +157,9 @@ class Call:
     body     front.body.Body
     frame    a function: bytes of the answer -> bytes for the client's socket
     pump     pump.Pump, once a stream's first event has come
+    engine   the engines.engine.Engine that has it, or None
     kept     bytes of its answer on the account of the gateway's `answers`
+    halted   its answer is not read for want of room
     tally    counting.Tally, from when its engine gets it
     loads    its engine has to load the model first
     charged  an Event: what it used is counted for the key's limits
@@ -161,9 +181,10 @@ class Call:
         self.route = ""
         self.key = self.ask = self.usage = None
         self.watch = self.ticket = self.answer = self.counting = None
-        self.tally = self.pump = None
+        self.tally = self.pump = self.engine = None
         self.kept = 0
         self.loads = False
+        self.halted = False
         self.charged = Event()
         self.started = time()
         self.begun = monotonic()
@@ -187,6 +208,10 @@ class Call:
         """End the call early with `error` (Refusal or ClientGone). Called in the hub."""
         if self.open:
             self.greenlet.throw(error)
+
+    def end_soon(self, error):
+        """The same from a greenlet."""
+        get_hub().loop.run_callback(self.interrupt, error)
 
     # -- the slot and the engine
 
@@ -269,6 +294,10 @@ class Call:
         self.tally = Tally(meter, ask.body, model.context, ask.most, ask.measured)
         self.loads = model.engine_id in model.engine.resting
         self.answer = self.gateway.fleet.send(self.ask, self.id)
+        self.engine = model.engine
+        self.engine.pulse.owe(self, monotonic())
+        if self.engine.health.word == "stuck":  # by now
+            raise stuck(self.engine.health.retry_after(time()))
         self.ask.body = None
         self.body.abridged = None
         self.answer.when_request_dropped(self.release_body)
@@ -278,6 +307,35 @@ class Call:
         """The engine has the body: nothing holds it any more once its prompt is counted."""
         if not self.ask.count:
             self.body.release()
+
+    @property
+    def is_waiting(self):
+        """Whether it waits for a slot."""
+        return bool(self.ticket and self.ticket.state == "waiting")
+
+    @property
+    def owed_since(self):
+        """The moment at which the engine had all of the request; None as long as no answer can be
+        waited for, because that is still to come, or because the client takes nothing."""
+        if not self.answer.sent or self.halted or self.pump and self.pump.left:
+            return None
+        return self.answer.since
+
+    def deadline(self, since):
+        """The moment until which an answer has its time. It may wait behind others' work: so it is
+        counted from the engine's last progress, if that is later than `since`."""
+        settings = self.gateway.settings
+        until = since + settings.answer_timeout
+        now = monotonic()
+        if now >= until:
+            progress = self.engine.pulse.progress(now, settings.stuck_after)
+            until = max(until, progress + settings.answer_timeout)
+        return until
+
+    def take_leave(self, answered):
+        """The engine owes it nothing more. `answered`: because all of the answer has come."""
+        if self.engine:
+            self.engine.pulse.settle(self, answered, monotonic())
 
     def prompt_tokens(self):
         """How many tokens the prompt has, as counted by now or soon, else estimated."""
@@ -292,6 +350,22 @@ class Call:
         if self.answer:
             self.answer.drop_request()
 
+    def pump_rest(self, since, events):
+        """Move a stream to its end, of which these events wait for the client already."""
+        told = (self.finish, self.hold_stream)
+        self.pump = pump.Pump(
+            self.answer,
+            self.ask.stream,
+            self.sock,
+            self.frame,
+            self.gateway.settings,
+            since,
+            told,
+            self.engine.pulse,
+            events,
+        )
+        self.pump.move()
+
     # -- the memory for a large answer
 
     def keep(self, size):
@@ -299,12 +373,14 @@ class Call:
         a while, since slow readers make room. Raises Overloaded."""
         until = monotonic() + ROOM_WAIT
         while not self.gateway.answers.fits(self.key.id, self.kept, size):
+            self.halted = True
             if monotonic() > until or self.kept + size > self.gateway.answers.most:
                 raise Overloaded(
                     "too many large answers are waiting to be taken; read yours, and try again",
                     retry_after=RETRY_AFTER,
                 )
             sleep(ROOM_LOOK)
+        self.halted = False
         self.gateway.answers.take(self.key.id, size)
         self.kept += size
 
@@ -329,6 +405,7 @@ class Call:
     def finish(self):
         """All that was asked for has come: the slot serves the next one, while the engine may still
         tell its figures. Called in the hub."""
+        self.take_leave(True)
         self.leave(0)
         self.finished = monotonic()
 
@@ -361,6 +438,7 @@ class Call:
         self.open = False
         for step in (self.body.release, self.unwatch, self.bound_writes, self.stop_counting):
             attempt(step)
+        attempt(self.take_leave, status == 200)
         if self.answer:
             attempt(self.answer.close, whole)
             if error and error.status >= 500:
@@ -548,16 +626,14 @@ def relay(call, ask):
             begun = True
             yield stream.alive(f"queued {call.gateway.gate.place(call.ticket)}")
         since = monotonic()
-        answer = call.send()
+        call.send()
         while (events := first_events(call, since)) is None:
             begun = True
             yield stream.alive("loading") if call.loads else stream.alive()
         begun = True
         call.first = monotonic()
         yield b""  # the head; all that follows goes through the pump
-        told = (call.finish, call.hold_stream)
-        call.pump = pump.Pump(answer, stream, call.sock, call.frame, settings, since, told, events)
-        call.pump.move()
+        call.pump_rest(since, events)
         stream.own_figures = attempt(call.figures) or {}
         last = stream.end()
     except Exception as error:
@@ -589,12 +665,11 @@ def first_events(call, since):
     answer = call.answer
     stream = call.ask.stream
     settings = call.gateway.settings
-    deadline = since + settings.answer_timeout
-    pause = min(monotonic() + settings.keepalive, deadline)
-    while (left := pause - monotonic()) > 0:
+    pause = monotonic() + settings.keepalive
+    while (left := min(pause, call.deadline(since)) - monotonic()) > 0:
         data = answer.read(left)
         if data is None:
-            break
+            continue
         if answer.streams is None:  # its first bytes tell
             answer.streams = answer.status == 200 and is_stream(answer, data)
         if call.counting is not None and stream.prompt_tokens is None:
@@ -609,7 +684,7 @@ def first_events(call, since):
             stream.end()  # raises: it ended without a word, which is still an HTTP status
             return events
         give_way()  # bytes that say nothing may come faster than they are read
-    if monotonic() >= deadline:
+    if monotonic() >= call.deadline(since):
         raise unanswered(settings)
     return None
 
@@ -691,19 +766,23 @@ def count_prompt(call, ask):
 
 def collect(call, since, most=MAX_ANSWER):
     """The rest of an answer's body, at most so many bytes."""
-    seconds = since + call.gateway.settings.answer_timeout - monotonic()
+    pulse = call.engine.pulse
     first = 0
 
     def hold(size):
         nonlocal first
+        pulse.hear(monotonic())
         if not call.kept and first + size <= steps.LARGE:
             first += size  # what is small is not counted
         else:
             call.keep(COPIES * (first + size))
             first = 0
 
+    def seconds():
+        return call.deadline(since) - monotonic()
+
     try:
-        return call.answer.all(seconds, most, hold)
+        return call.answer.all(seconds(), most, hold, seconds)
     except Silent:
         raise unanswered(call.gateway.settings) from None
 

@@ -65,10 +65,11 @@ class Pump:
     stream   of stream.py
     sock     the client's socket
     frame    a function: bytes of the answer -> bytes as they go over the socket
-    limits   settings with keepalive, stall_timeout, answer_timeout, in seconds
+    limits   settings with keepalive, stall_timeout, answer_timeout, stuck_after, in seconds
     since    the moment from which the engine's silence counts (monotonic)
     told     two functions: `said` is called when all choices have finished, and more is slow to
              follow; `hold` counts what the stream has in memory, and may wait or raise
+    pulse    engines.pulse.Pulse of its engine
     backlog  events that wait for the client already
 
     What it knows meanwhile:
@@ -86,7 +87,7 @@ class Pump:
     afterword     the timer of what may follow the last finish, or None
     """
 
-    def __init__(self, answer, stream, sock, frame, limits, since, told, backlog=b""):
+    def __init__(self, answer, stream, sock, frame, limits, since, told, pulse, backlog=b""):
         """Everything that a chunk needs is looked up here, once."""
         loop = get_hub().loop
         self.source = answer.sock.fileno()
@@ -103,6 +104,7 @@ class Pump:
         self.limits = limits
         self.backlog = backlog
         self.said, self.hold = told
+        self.pulse = pulse
         self.left = b""
         self.events = stream.events
         self.working = False
@@ -316,6 +318,7 @@ class Pump:
         if self.stream.tokens != self.tokens:
             self.tokens = self.stream.tokens
             self.token = self.pool.heard = now
+            self.pulse.hear(now)
         if not self.stream.finished:
             self.check_engine(now)
         elif now - self.token > min(SILENCE, self.limits.stall_timeout):
@@ -325,9 +328,12 @@ class Pump:
             self.write(self.stream.alive())
 
     def check_engine(self, now):
-        """Raises UpstreamTimeout for an engine without tokens: its comments are no sign of life."""
+        """Raises UpstreamTimeout for an engine without tokens: its comments are no sign of life.
+        What it does for others excuses it."""
         limit = self.limits.stall_timeout if self.tokens else self.limits.answer_timeout
-        if now - self.token > limit:
+        if now - self.token <= limit:
+            return
+        if now - self.pulse.progress(now, self.limits.stuck_after) > limit:
             raise UpstreamTimeout(
                 f"the engine has sent no token for {limit:g} seconds; send the request again"
             )

@@ -61,6 +61,7 @@ from call import Gateway, wake
 from engines import local
 from engines.fleet import Fleet
 from engines.local.process import ServerProcess
+from engines.remedy import Remedies
 from errors import SettingsError
 from front import lock, master
 from front.app import create_app
@@ -170,6 +171,8 @@ class Service:
             (RequestLog(settings.log).note, metrics.note),
             metrics.odd,
         )
+        self.remedies = Remedies(settings)
+        self.fleet.notes += [self.gateway.note_engine, self.remedies.note]
         self.gateway.read_budgets()
         metrics.watch(self.gateway)
         self.monitor = Monitor(metrics.run, settings)
@@ -238,6 +241,7 @@ class Service:
 
     def close(self):
         """The very end."""
+        self.remedies.stop()
         self.ledger.finish()
 
 

@@ -2,6 +2,7 @@
 
 from time import monotonic, time
 
+import orjson
 from gevent import Timeout
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
@@ -10,6 +11,7 @@ from engines.health import Health, Trouble
 from engines.http1 import BadAnswer, Off, Pool, Silent
 from engines.kinds import OTHER, kind_of
 from engines.models import has_usable_id, ids_of
+from engines.pulse import Pulse
 from errors import Refusal
 from steps import read
 
@@ -18,6 +20,9 @@ COUNT_TIMEOUT = 10  # seconds for the count of a prompt's tokens
 COUNTS = 8  # prompts that one engine is asked to count at once
 MAX_LIST = 4 << 20  # bytes of a list of models
 MAX_COUNT = 16 << 20  # bytes of the answer to a count: some engines list the tokens too
+CANARY = 5  # seconds for the first canary; each further one has twice as long, up to the limit
+GONE = ("off", "loading")  # states in which it may have been restarted
+UNANSWERED = (500, 502, 503, 504)  # statuses of an engine whose core does not answer
 MOST_MODELS = 1000  # of one engine; the others are not looked at
 # What the reading of an engine's JSON may meet, which can be of any shape.
 ODD_JSON = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -29,6 +34,9 @@ class Engine:
     pool      connections for requests
     looks     makes a new connection for each question of a look: none can be stale
     health    health.Health: whether it serves, and why not
+    pulse     pulse.Pulse: whether it works on what it owes
+    doubtful  it was up and then stuck or off: before it serves again it has to answer a canary
+    canaries  how many in a row it has not answered
     listed    the entries of its list of models as it last was: an engine that is off will likely
               come back with it
     kind      its kinds.Kind
@@ -48,6 +56,9 @@ class Engine:
         self.pool = Pool(url)
         self.looks = Pool(url, self.pool.tls)
         self.health = Health(time())
+        self.pulse = Pulse()
+        self.doubtful = False
+        self.canaries = 0
         self.listed = []
         self.resting = frozenset()
         self.kind = OTHER
@@ -63,18 +74,23 @@ class Engine:
 
     # -- looks
 
-    def look(self):
-        """See how it is and what it serves."""
+    def look(self, patience=CANARY):
+        """See how it is and what it serves. `patience`: the seconds after which one that answers
+        nothing at all is stuck; see also `test`."""
         began = monotonic()
+        served_before = self.health.serves
         try:
-            served = self.ask_models()
+            self.note_models(self.ask_models())
+            self.test(patience)
         except Trouble as trouble:
             if self.is_heard and not trouble.sure:
                 trouble = Trouble("busy", trouble.reason)
             self.health.is_troubled(trouble, time())
+            self.check_patience(patience)
         else:
-            self.note_models(served)
             self.health.is_well(time())
+        if served_before and self.health.word in GONE:
+            self.doubtful = True
         self.looked = began
         self.pool.prune()
 
@@ -141,19 +157,65 @@ class Engine:
         except (Silent, Refusal):
             return self.purpose
 
+    def check_patience(self, patience):
+        """One that takes connections, answers no look for so many seconds, and is at work on
+        nothing of ours, will not answer requests either."""
+        lasts = time() - self.health.since
+        if self.health.word == "busy" and lasts >= patience and not self.pulse.owed:
+            self.give_up(f"it has answered nothing for {lasts:.0f} s")
+
+    def give_up(self, reason):
+        """It is stuck, whatever a look says that is under way just now."""
+        self.doubtful = True
+        self.health.note("stuck", reason, time())
+
+    # -- the canary
+
+    def test(self, patience):
+        """Have one that is in doubt answer a canary: its lists and its health come from its server,
+        not from its core. Raises Trouble.
+
+        patience  the most seconds that this may take
+        """
+        canary = self.kind.canary(self.listed[0], self.purpose)
+        if self.doubtful and canary:
+            seconds = min(CANARY, patience) * 2**self.canaries
+            if self.pulse.owed or not self.answers(*canary, min(seconds, max(CANARY, patience))):
+                self.canaries = min(self.canaries + 1, 10)
+                word = "stuck" if self.health.word == "stuck" else "loading"
+                raise Trouble(word, "it has not answered a test request yet", sure=True)
+        if self.doubtful:
+            self.pulse.forget()
+        self.doubtful = False
+        self.canaries = 0
+
+    def answers(self, path, body, seconds):
+        """Whether it answers a POST within so many seconds; a refusal is an answer, too."""
+        try:
+            with Timeout(seconds, Silent):
+                answer = self.looks.post(path, [orjson.dumps(body)], self.headers, harmless=True)
+            try:
+                answer.all(seconds, MAX_LIST)
+                return answer.status not in UNANSWERED
+            finally:
+                answer.close()
+        except (Silent, Refusal):
+            return False
+
     # -- questions
 
-    def get(self, path):
-        """(status, body) of a GET. Raises Silent, Refusal."""
+    def get(self, path, seconds=None, most=MAX_LIST):
+        """(status, body) of a GET, within so many seconds and bytes. Raises Silent, Refusal."""
+        seconds = seconds or LOOK_TIMEOUT
         late = Off("the engine does not answer", "unreachable: it takes no connection")
         if self.looks.tls:
             late.reason = "TLS: no connection came about: does it speak https at all?"
             if self.listed and not self.fails:  # it did, and has much to do by now
                 late = Silent
-        with Timeout(LOOK_TIMEOUT, late):  # the name's look-up included
+        with Timeout(seconds, late):  # the name's look-up included
             answer = self.looks.get(path, self.headers)
         try:
-            body = answer.all(LOOK_TIMEOUT, MAX_LIST)
+            body = answer.all(seconds, most)
             return answer.status, body
         finally:
             answer.close()

@@ -12,6 +12,7 @@ from counting import IMAGE_TOKENS, Meter, length_of_request
 from engines.engine import COUNT_TIMEOUT, Engine
 from engines.http1 import Off
 from engines.models import Catalogue, Model, names_of, unknown
+from engines.watchdog import Watchdog
 from errors import RETRY_AFTER, ModelNotAllowed, ModelNotFound, ModelUnavailable
 from settings import matches
 
@@ -73,6 +74,11 @@ class Fleet:
             raise self.unavailable(found)
         return found
 
+    def serves(self, model):
+        """Whether some engine still serves a Model that was found."""
+        found = self.meant(model.id)
+        return bool(found and found.loaded)
+
     def unavailable(self, model):
         """The Refusal for a Model that no engine serves, or for no known one: None."""
         engine = self.engines[0]
@@ -116,7 +122,8 @@ class Fleet:
         gevent.joinall([gevent.spawn(self.watch_one, engine) for engine in self.engines])
 
     def watch_one(self, engine):
-        """Each engine has its own greenlet: a slow one holds up no other."""
+        """Each engine has its own greenlets: a slow one holds up no other."""
+        gevent.spawn(Watchdog(engine, self.settings, self.note).watch)
         while True:
             try:
                 self.look(engine)
@@ -136,7 +143,7 @@ class Fleet:
 
     def look(self, engine):
         """Look at an engine, and bring all that depends on it up to date."""
-        engine.look()
+        engine.look(self.settings.stuck_after)
         self.unseen.discard(engine)
         if not self.unseen:
             self.seen.set()
@@ -171,8 +178,10 @@ class Fleet:
     # -- work
 
     def send(self, ask, request_id):
-        """POST an Ask to its engine and give the Answer. Raises Off, UpstreamError."""
+        """POST an Ask to its engine and give the Answer. Raises ModelUnavailable, UpstreamError."""
         engine = ask.model.engine
+        if engine.health.word == "stuck":
+            raise self.unavailable(ask.model)
         headers = {**engine.headers, "X-Request-Id": request_id}
         try:
             return engine.pool.post(ask.path, ask.body, headers)

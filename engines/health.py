@@ -62,6 +62,8 @@ class Health:
         """A look went wrong. One that is slow says little of an engine that serves; other doubtful
         ones must be several in a row: a healthy engine, too, closes a connection now and then."""
         word = trouble.word
+        if word == "busy" and self.word == "stuck":
+            return
         if word == "busy":
             self.failed = 0
             if not self.serves:

@@ -651,23 +651,28 @@ class Answer:
 
         return decode
 
-    def all(self, seconds, limit, hold=None):
+    def all(self, seconds, limit, hold=None, more=None):
         """The whole body, at most `limit` bytes; a bytearray where it is large. Raises Silent,
         UpstreamError.
 
         hold  a function that is told of more bytes before they are kept, and may wait or raise
+        more  a function that gives further seconds when the time is over, or none
         """
         until = monotonic() + seconds
         whole = bytearray()
-        while data := self.read(until - monotonic()):
+        while (data := self.read(until - monotonic())) != b"":
+            if data is None:
+                seconds = more() if more else 0
+                if seconds <= 0:
+                    raise Silent
+                until = monotonic() + seconds
+                continue
             pause()
             if len(whole) + len(data) > limit:
                 raise BadAnswer("the engine's answer is too large")
             if hold:
                 hold(len(data))
             whole += data
-        if data is None:
-            raise Silent
         if not self.ended:
             raise UpstreamError("the engine broke off midway; send the request again")
         return whole if len(whole) > READ else bytes(whole)

@@ -6,8 +6,11 @@ passes in the functions that ask.
 Source: vLLM's and llama.cpp's servers as they answer on the wire.
 """
 
+import math
 import posixpath
 import re
+from itertools import islice
+from typing import NamedTuple
 
 import orjson
 
@@ -59,6 +62,26 @@ UNLOADED = ("unloaded", "loading", "starting", "sleeping", "downloading", "downl
 # finish_reasons of an answer that its engine did not finish: vLLM's, and other makers'.
 GIVEN_UP = ("abort", "aborted", "error", "cancelled", "timeout")
 LOOKED_AT = 1000  # bytes of a refusal
+
+
+class Figures(NamedTuple):
+    """What an engine says of its own work.
+
+    work      anything that changes as long as it works
+    requests  how many it has, running and waiting, or None where it does not say
+    """
+
+    work: object
+    requests: float | None = None
+
+
+# Of a metrics page, in which case `name[]` asks for these samples alone. The older name of the
+# cache's use is vLLM's of before 0.11.
+VLLM_WORK = ("kv_cache_usage_perc", "gpu_cache_usage_perc", "iteration_tokens_total_count")
+VLLM_REQUESTS = ("num_requests_running", "num_requests_waiting")
+LLAMA_CPP_WORK = ("n_decode_total", "prompt_tokens_total", "tokens_predicted_total")
+LLAMA_CPP_REQUESTS = ("requests_processing", "requests_deferred")
+MOST_SAMPLES = 1000  # of a page
 
 
 class Kind:
@@ -151,6 +174,18 @@ class Kind:
                 return tokens
         return None
 
+    def progress(self, get):
+        """Its Figures, or None where there are none to be had.
+
+        get  a function: path -> (status, body) of a GET
+        """
+        return None
+
+    def canary(self, entry, purpose):
+        """The least request that shows whether its core works, as (path, body); None where that is
+        not to be asked: it might have to load a model for it."""
+        return None
+
 
 class Vllm(Kind):
     owner = "vllm"
@@ -164,6 +199,19 @@ class Vllm(Kind):
         if found := re.match(rb'\{"count":(\d+)', answer):
             return int(found[1])
         return field_of(answer, "count", int)
+
+    def progress(self, get):
+        """Of /metrics/. With several API servers it is empty where names are asked for, and without
+        the slash it knows no names."""
+        names = "&".join(f"name%5B%5D=vllm:{name}" for name in (*VLLM_WORK, *VLLM_REQUESTS))
+        for path in (f"/metrics/?{names}", "/metrics/"):
+            status, page = get(path)
+            if status == 200 and (found := figures_in(page, "vllm:", VLLM_WORK, VLLM_REQUESTS)):
+                return found
+        return None
+
+    def canary(self, entry, purpose):
+        return one_token(entry, purpose)
 
 
 class LlamaCpp(Kind):
@@ -182,6 +230,25 @@ class LlamaCpp(Kind):
             return answer.count(b",") + 1
         return len(field_of(answer, "tokens", list) or ())
 
+    def progress(self, get):
+        """Of /slots, or of /metrics: either may be turned off. Both are answered between two steps
+        of its work, so that no answer at all says as much."""
+        status, slots = get("/slots")
+        if status == 200 and slots[:2] == b"[{":
+            busy = slots.count(b'"is_processing":true')
+            others_wait = not slots.count(b'"is_processing":false')
+            return Figures(slots, None if others_wait else busy)
+        status, page = get("/metrics")
+        if status != 200:
+            return None
+        return figures_in(page, "llamacpp:", LLAMA_CPP_WORK, LLAMA_CPP_REQUESTS)
+
+    def canary(self, entry, purpose):
+        """One with a `status` is a router's, which loads a model when it is asked for it."""
+        if "status" in entry:
+            return None
+        return one_token(entry, purpose)
+
 
 OTHER = Kind()
 VLLM = Vllm()
@@ -195,6 +262,36 @@ def kind_of(entry):
         if entry.get("owned_by") == kind.owner:
             return kind
     return OTHER
+
+
+def figures_in(page, prefix, work, requests):
+    """The Figures in a metrics page, or None. An engine in several parts has a sample for each.
+
+    work, requests  names of samples, without their prefix
+    """
+    names = "|".join((*work, *requests)).encode()
+    sample = rb"^%b((%b)(?:\{.*\})?) +(\S+)" % (prefix.encode(), names)
+    found = islice(re.finditer(sample, page, re.MULTILINE), MOST_SAMPLES)
+    samples = {one[1]: (one[2].decode(), one[3]) for one in found}
+    if not samples:
+        return None
+    return Figures(samples, sum_of([value for name, value in samples.values() if name in requests]))
+
+
+def sum_of(values):
+    """The sum of numbers as they are written, or None if there are none, or others."""
+    try:
+        total = sum(map(float, values))
+    except ValueError:
+        return None
+    return total if values and 0 <= total < math.inf else None
+
+
+def one_token(entry, purpose):
+    """A request (path, body) for as little as can be."""
+    if purpose == "embedding":
+        return "/v1/embeddings", {"model": entry["id"], "input": "1"}
+    return "/v1/completions", {"model": entry["id"], "prompt": "1", "max_tokens": 1}
 
 
 def lengths_of(message):

@@ -96,6 +96,9 @@ MEANINGS = {
         "The engine failed on this request, perhaps after it had worked on it, perhaps in "
         "mid-answer; retry once or twice"
     ),
+    errors.EngineStuck: (
+        "The engine has stopped working in the middle of this request; retry after `Retry-After`"
+    ),
     errors.ModelUnavailable: (
         "The model is not loaded right now, and nothing was run; retry later (see `Retry-After`), "
         "do not hammer"

@@ -78,8 +78,8 @@ def test_variables(page):
     assert named <= {setting.variable for setting in SETTINGS} | NO_SETTINGS | OTHERS
 
 
-# What is no setting: of an example's base URL, and of the tests.
-OTHERS = {"SPARKS_BASE_URL", "SPARKS_SOAK"}
+# What is no setting: of an example's base URL, of the tests, and what `on_stuck` is told.
+OTHERS = {"SPARKS_BASE_URL", "SPARKS_SOAK", "SPARKS_ENGINE"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -84,6 +84,7 @@ def test_defaults(home):
         "upstream": ["http://127.0.0.1:8000"], "upstream_key": None, "model": None, "stand_in_for": ["claude-*", "gpt-*"], "bind": "127.0.0.1:8080",
         "db": home / "sparks.db", "base_url": None, "description": None, "operator": None, "edge_secret": None, "cors_origins": [],
         "max_active": 8, "max_queued": 64, "queue_timeout": 600, "keep_days": 90, "drain": 30, "loop_warn": 0.1, "log": "logfmt", "keepalive": 15, "keepalive_form": "comment", "stall_timeout": 300, "answer_timeout": 1800, "poll": 5,
+            "stuck_after": 60, "on_stuck": None, "on_stuck_pause": 600,
         "reasoning_field": "both", "max_body": 100 << 20, "max_bodies": 1 << 30, "image_urls": ["public"], "max_images": 16, "max_image": 20 << 20, "image_timeout": 10,
         "models": []}
 
@@ -206,6 +207,8 @@ OUT_OF_RANGE = [
     ("keepalive", "nan", "must be seconds from 0.1 to 3600"),
     ("keepalive", "3601", "must be seconds from 0.1 to 3600"),
     ("stall_timeout", "-1", "must be seconds from 0.1 to 86400"),
+    ("stuck_after", "0.1", "must be seconds from 0.2 to 86400"),
+    ("on_stuck_pause", "never", "must be seconds from 0 to 86400"),
     ("answer_timeout", "inf", "must be seconds from 0.1 to 86400"),
     ("poll", "5s", "must be seconds from 0.05 to 3600"),
     ("keepalive_form", "ping", "must be one of comment, chunk"),

@@ -43,6 +43,7 @@ from collections import deque
 from contextlib import suppress
 from email.utils import formatdate
 from http import HTTPStatus
+from urllib.parse import parse_qs
 
 from support.processes import free_port
 
@@ -547,8 +548,10 @@ def probe_answer(engine, request):
         return [Json({"version": "0.32.0"})]
     if route == ("GET", "/load"):
         return [Json({"server_load": engine.active})]
-    if route == ("GET", "/metrics"):
-        return _metrics(engine)
+    if route in (("GET", "/metrics"), ("GET", "/metrics/")):
+        return _metrics(engine, request)
+    if route == ("GET", "/slots") and engine.like == "llama":
+        return [Json(_slots(engine))]
     if route == ("GET", "/v1/models"):
         if not engine.models:
             return [llama_refusal(503, "Loading model", "unavailable_error")]
@@ -562,11 +565,33 @@ def probe_answer(engine, request):
     return [Json({"detail": "Not Found"}, 404)]
 
 
-def _metrics(engine):
-    lines = "".join(f"# TYPE vllm:{name} gauge\nvllm:{name}{{engine=\"0\"}} {value}\n" for name, value in
-                    [("num_requests_running", float(engine.active)), ("num_requests_waiting", 0.0),
-                     ("kv_cache_usage_perc", 0.0)]).encode()
+def is_canary(request, path):
+    """Whether it asks for one token of next to nothing, as the gateway does to see whether the engine works."""
+    if request.method != "POST" or path not in ("/v1/completions", "/v1/embeddings") or len(request.body) > 200:
+        return False
+    with suppress(ValueError):
+        ask = request.json()
+        return ask.keys() - {"model"} == {"input"} and ask["input"] == "1" \
+            or ask.keys() - {"model"} == {"prompt", "max_tokens"} and (ask["prompt"], ask["max_tokens"]) == ("1", 1)
+    return False
+
+
+def _metrics(engine, request):
+    """vLLM's page; with the slash, `name[]` chooses among the samples."""
+    values = {"num_requests_running": float(engine.active), "num_requests_waiting": 0.0, "kv_cache_usage_perc": 0.0,
+              "iteration_tokens_total_count": 0.0, **engine.figures}
+    path, _, query = request.path.partition("?")
+    wanted = parse_qs(query).get("name[]") if path.endswith("/") else None
+    lines = "".join(f"# TYPE vllm:{name} gauge\nvllm:{name}{{engine=\"0\"}} {value}\n" for name, value in values.items()
+                    if not wanted or f"vllm:{name}" in wanted).encode()
     return [Head(framing=len(lines), type="text/plain; version=0.0.4; charset=utf-8"), lines]
+
+
+def _slots(engine):
+    """llama.cpp's slots, two of them."""
+    done = engine.figures.get("n_decoded", 0)
+    return [{"id": n, "n_ctx": 4096, "speculative": False, "is_processing": n < engine.active, "id_task": 7 + n,
+             "next_token": [{"has_next_token": n < engine.active, "n_remain": -1, "n_decoded": done}]} for n in range(2)]
 
 
 def _tokenize(engine, request):
@@ -755,6 +780,8 @@ class Engine:
     models      what GET /v1/models lists; [] or None: 503, as an engine that is still loading
     like        "vllm" or "llama"
     embeds      its models are for embeddings, as in vLLM: other routes are not there
+    canary      the steps for a gateway's test request, which is among the `probes`; None: as any other
+    figures     {name: value} over what its metrics say: kv_cache_usage_perc, iteration_tokens_total_count, ...
     key         if set, /v1 wants it as Bearer, as vLLM does
     idle        seconds until a connection without a request is closed (uvicorn: 5); None: never
     patience    seconds that any wait may take
@@ -774,7 +801,7 @@ class Engine:
         """Everything as in a new engine; connections stay."""
         with self.changed:
             self.models, self.like, self.key = [dict(m) for m in MODELS], "vllm", None
-            self.embeds = False
+            self.embeds, self.canary, self.figures = False, None, {}
             self.idle, self.patience = 5, 30
             self.scripts, self.answer, self.routes = deque(), None, {}
             self.requests, self.probes, self.faults = [], [], []
@@ -878,6 +905,13 @@ class Engine:
 
     def _perform(self, connection, request, early):
         path = request.path.partition("?")[0]
+        if is_canary(request, path):
+            self.probes.append(request)
+            try:
+                return connection.play(self.canary or self._routed(request, path) or default_answer(self, request))
+            except Gone:
+                request.gone.set()
+                raise
         if request.method != "POST" or path in PROBES:
             self.probes.append(request)
             return connection.play(self._routed(request, path) or probe_answer(self, request))
