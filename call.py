@@ -15,6 +15,7 @@ from gevent.event import Event
 
 import pump
 import steps
+from admission import unserved
 from counting import Tally, length_of_request
 from engines import images
 from engines.failures import from_engine
@@ -88,6 +89,11 @@ class Gateway:
                 self.read_budgets()
                 self.gate.ahead = ahead
         return moment
+
+    def arrange(self):
+        """Tell the gate where requests can run, and those that wait what that means for them."""
+        wake(self.gate.arrange(*self.fleet.arrangement()))
+        wake(self.gate.stranded())
 
     def read_budgets(self):
         """Have the gate know what the ledger does of this day and month."""
@@ -252,6 +258,8 @@ class Call:
         """
         left = self.entered + self.gateway.settings.queue_timeout - monotonic()
         if self.ticket.granted.wait(min(seconds, max(left, 0))):
+            if self.ticket.state == "waiting":
+                raise unserved()
             self.granted = monotonic()
             return True
         if seconds >= left:
@@ -516,7 +524,8 @@ def milliseconds(begin, end):
 
 
 def wake(tickets):
-    """Tell the requests that wait with these tickets that they have their slots."""
+    """Tell the requests that wait with these tickets that they have their slots, or that they will
+    get none."""
     for ticket in tickets:
         ticket.granted.set()
 
@@ -541,7 +550,7 @@ def relay(call, ask):
         call.enter(ask)
         while not call.turn(settings.keepalive):
             begun = True
-            yield stream.alive(f"queued {call.gateway.gate.place(call.ticket)}")
+            yield stream.alive(f"queued {call.gateway.gate.position(call.ticket)}")
         since = monotonic()
         answer = call.send()
         while (events := first_events(call, since)) is None:

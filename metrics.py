@@ -31,7 +31,7 @@ class Gauges:
         behind = len(self.gateway.ledger.waiting)
         yield GaugeMetricFamily("sparks_active", "Requests that hold a slot", gate.active)
         yield GaugeMetricFamily("sparks_queued", "Requests that wait for a slot", gate.waiting)
-        yield GaugeMetricFamily("sparks_slots", "Slots of each model", gate.slots)
+        yield GaugeMetricFamily("sparks_slots", "Slots of the engines that are on", gate.slots)
         yield GaugeMetricFamily("sparks_engine_up", "Whether the engine serves a model", up)
         yield GaugeMetricFamily(
             "sparks_ledger_waiting", "Ledger rows that wait in memory for the database", behind

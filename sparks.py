@@ -56,7 +56,7 @@ import gevent
 
 import keys
 from admission import Gate
-from call import Gateway, wake
+from call import Gateway
 from engines import local
 from engines.fleet import Fleet
 from engines.local.process import ServerProcess
@@ -150,13 +150,15 @@ class Service:
         self.gateway = Gateway(
             settings,
             self.fleet,
-            Gate(settings.max_active, settings.max_queued),
+            Gate(settings.max_queued),
             self.ledger,
             Bodies(settings.max_bodies),
             Room(settings.max_bodies),
             (RequestLog(settings.log).note, metrics.note),
             metrics.odd,
         )
+        self.fleet.on_change = self.gateway.arrange
+        self.gateway.arrange()
         self.gateway.read_budgets()
         metrics.watch(self.gateway)
         self.monitor = Monitor(metrics.run, settings)
@@ -198,13 +200,10 @@ class Service:
         if self.is_local:
             local.adopt(new, settings.upstream)
         fixed = settings.update_from(new)
-        gate = self.gateway.gate
-        gate.slots = settings.max_active
-        gate.most_waiting = settings.max_queued
+        self.gateway.gate.most_waiting = settings.max_queued
         self.gateway.bodies.most = settings.max_bodies
         self.gateway.answers.most = settings.max_bodies
         self.fleet.update()
-        wake(gate.grant())
         restart = f"; {', '.join(fixed)} need a restart" if fixed else ""
         logger.warning("reload: sparks.toml was read%s", restart)
 

@@ -9,6 +9,7 @@ from gevent import Timeout
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
+from admission import Seats
 from counting import IMAGE_TOKENS, Meter, length_of_request
 from engines.http1 import Off, Pool, Refused, Silent
 from engines.kinds import OTHER, Kind, kind_of
@@ -207,6 +208,7 @@ class Fleet:
         self.probed = Event()
         self.never_probed = set(self.engines)
         self.meters = {}
+        self.on_change = lambda: None
         self.update()
 
     # -- what there is
@@ -304,6 +306,14 @@ class Fleet:
             for model in self.leading(models)[:1]:
                 model.default = True
         self.known = models
+        self.on_change()
+
+    def arrangement(self):
+        """What the Gate is told: {lane: names of its places}, {name of a place: its Seats}."""
+        models = [model for model in self.known if model.engine]
+        lanes = {model.lane: (model.lane,) for model in models}
+        slots = self.settings.max_active
+        return lanes, {model.lane: Seats(slots, open=bool(model.engine.served)) for model in models}
 
     def leading(self, models):
         """The chat models of the settings or, without any, of the first engine. The first of them
