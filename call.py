@@ -19,6 +19,7 @@ from admission import unserved
 from counting import Tally, length_of_request
 from engines import images
 from engines.failures import from_engine
+from engines.homes import Homes
 from engines.http1 import Silent
 from errors import (
     RETRY_AFTER,
@@ -65,10 +66,12 @@ class Gateway:
     answers   front.body.Room: the same of plain answers that are collected, translated, and taken
     notes     functions that are told of each request's end: (Row, Key or None)
     odd       a function that is told a word of stream.py for what is odd about an answer
+    homes     engines.homes.Homes: where conversations ran last
     live      the calls that have not ended
     """
 
     def __init__(self, settings, fleet, gate, ledger, bodies, answers, notes=(), odd=None):
+        """The parts, which `sparks.py` makes."""
         self.settings = settings
         self.fleet = fleet
         self.gate = gate
@@ -77,6 +80,7 @@ class Gateway:
         self.answers = answers
         self.notes = notes
         self.odd = odd
+        self.homes = Homes()
         self.live = set()
 
     def now(self):
@@ -94,6 +98,11 @@ class Gateway:
         """Tell the gate where requests can run, and those that wait what that means for them."""
         wake(self.gate.arrange(*self.fleet.arrangement()))
         wake(self.gate.stranded())
+
+    def running(self, engine):
+        """How many requests run at an engine."""
+        places = self.gate.places.items()
+        return sum(place.active for where, place in places if where.engine == engine.url)
 
     def read_budgets(self):
         """Have the gate know what the ledger does of this day and month."""
@@ -145,6 +154,9 @@ class Call:
     body     front.body.Body
     frame    a function: bytes of the answer -> bytes for the client's socket
     pump     pump.Pump, once a stream's first event has come
+    headed   something of the answer has gone to the client
+    conversation
+             its name among the gateway's `homes`, if the model has several engines
     kept     bytes of its answer on the account of the gateway's `answers`
     tally    counting.Tally, from when its engine gets it
     charged  an Event: what it used is counted for the key's limits
@@ -166,8 +178,9 @@ class Call:
         self.route = ""
         self.key = self.ask = self.usage = None
         self.watch = self.ticket = self.answer = self.counting = None
-        self.tally = self.pump = None
+        self.tally = self.pump = self.conversation = None
         self.kept = 0
+        self.headed = False
         self.charged = Event()
         self.started = time()
         self.begun = monotonic()
@@ -203,7 +216,7 @@ class Call:
         self.ask = ask
         if ask.images:
             self.await_charges()
-            self.ticket = self.gateway.gate.prepare(*self.entry(), self.gateway.now())
+            self.ticket = self.gateway.gate.prepare(*self.entry())
             ask.fill_in(images.fetch_all(ask.images, self.gateway.settings, self.key.id, self.hold))
 
     def hold(self, size):
@@ -233,13 +246,20 @@ class Call:
         if self.ticket:  # since its images were fetched
             granted = gate.line_up(self.ticket, self.gateway.now())
         else:
-            self.ticket, granted = gate.enter(*self.entry(), self.gateway.now())
+            self.ticket, granted = gate.enter(*self.entry())
         self.ticket.granted = Event()
         wake(granted)
 
     def entry(self):
-        """Who wants to be let in, and where to, as the Gate asks it."""
-        return self.key.id, self.ask.model.lane, self.key.limits
+        """Who wants to be let in, where to, and where its conversation ran last, as the Gate asks
+        it."""
+        ask = self.ask
+        home = None
+        if ask.opening is not None:
+            homes = self.gateway.homes
+            self.conversation = homes.name_of(self.key.id, ask.model.lane, ask.opening)
+            home = homes.find(self.conversation)
+        return self.key.id, ask.model.lane, self.key.limits, self.gateway.now(), home
 
     def await_charges(self):
         """Let the key's finished requests be charged, which takes a second at most: its limits
@@ -273,11 +293,39 @@ class Call:
         meter = self.gateway.fleet.meter(model)
         ask = self.ask
         self.tally = Tally(meter, ask.body, model.context, ask.most, ask.measured)
-        self.answer = self.gateway.fleet.send(self.ask, self.id)
+        place = self.ticket.place
+        self.answer = self.gateway.fleet.send(ask, place, self.id)
+        if self.conversation:
+            self.gateway.homes.note(self.conversation, place)
+        if not self.may_move:
+            self.let_go_of_request()
+        return self.answer
+
+    @property
+    def may_move(self):
+        """Whether another engine could be asked, if this one does not begin."""
+        ticket = self.ticket
+        unmoved = ticket.avoids is None and self.ask.body is not None
+        return unmoved and self.gateway.gate.is_open(ticket.lane, ticket.place)
+
+    def move(self, error):
+        """Wait for a slot at another engine, before others, where this one has not begun. Raises
+        the error, a Refusal, if it has, or may have, or if there is no other one."""
+        if not error.not_begun or not self.may_move:
+            raise error
+        logger.warning("request %s goes to another engine: %s", self.id, error.code)
+        if self.answer:
+            self.answer.close(self.answer.ended)
+            self.answer = None
+        self.keep_only(0)
+        self.ticket.granted.clear()
+        wake(self.gateway.gate.put_back(self.ticket))
+
+    def let_go_of_request(self):
+        """The engine has it, or will have: it is sent nowhere else."""
         self.ask.body = None
         self.body.abridged = None
         self.answer.when_request_dropped(self.release_body)
-        return self.answer
 
     def release_body(self):
         """The engine has the body: nothing holds it any more once its prompt is counted."""
@@ -448,7 +496,7 @@ class Call:
             id=self.id,
             key_id=self.key.id if self.key else 0,
             model=model.id if model else "",
-            engine=model.engine.url if self.answer else "",
+            engine=self.ticket.place.engine if self.answer else "",
             route=self.route,
             started=self.started,
             queued_ms=self.queued_ms,
@@ -541,32 +589,25 @@ def relay(call, ask):
     """
     stream = ask.stream
     settings = call.gateway.settings
-    begun = False
     fault = None
     if (call.key.keepalive_form or settings.keepalive_form) == "chunk":
         stream.alive_in_chunks(call.id, int(call.started), ask.model.id)
     try:
         call.fetch_images(ask)
         call.enter(ask)
-        while not call.turn(settings.keepalive):
-            begun = True
-            yield stream.alive(f"queued {call.gateway.gate.position(call.ticket)}")
-        since = monotonic()
-        answer = call.send()
-        while (events := first_events(call, since)) is None:
-            begun = True
-            yield stream.alive()
-        begun = True
+        since, events = yield from begin(call)
         call.first = monotonic()
+        call.headed = True
         yield b""  # the head; all that follows goes through the pump
         told = (call.finish, call.hold_stream)
+        answer = call.answer
         call.pump = pump.Pump(answer, stream, call.sock, call.frame, settings, since, told, events)
         call.pump.move()
         stream.own_figures = attempt(call.figures) or {}
         last = stream.end()
     except Exception as error:
         fault = as_refusal(error)
-        if not begun:
+        if not call.headed:
             raise fault from None
         fault.request_id = call.id
         stream.own_figures = attempt(call.figures) or {}
@@ -576,6 +617,32 @@ def relay(call, ask):
     else:
         call.settle(200, whole=call.all_said)
     yield from in_pieces(last)
+
+
+def begin(call):
+    """Signs of life of a stream while it waits for its slot and its engine; returns when the engine
+    got it, and its first events. Raises Refusal.
+
+    An engine that has not begun with it is left for another one, once.
+    """
+    stream = call.ask.stream
+    keepalive = call.gateway.settings.keepalive
+    while True:
+        while not call.turn(keepalive):
+            call.headed = True
+            yield stream.alive(f"queued {call.gateway.gate.position(call.ticket)}")
+        since = monotonic()
+        try:
+            call.send()
+            while (events := first_events(call, since)) is None:
+                call.headed = True
+                yield stream.alive()
+        except Refusal as error:
+            call.move(error)
+        else:
+            if call.ask.body is not None:
+                call.let_go_of_request()
+            return since, events
 
 
 def in_pieces(event):
@@ -644,10 +711,7 @@ def answer_whole(call, ask, write):
     try:
         call.fetch_images(ask)
         call.enter(ask)
-        call.turn(call.gateway.settings.queue_timeout)
-        since = monotonic()
-        call.send()
-        body = collect(call, since)
+        body = whole_answer(call)
         take_turn()  # many small ones together are not small
         if len(body) <= steps.LARGE:
             data = translated(call, body, write)
@@ -661,11 +725,29 @@ def answer_whole(call, ask, write):
     return data
 
 
+def whole_answer(call):
+    """The body of the engine's answer. Raises Refusal.
+
+    An engine that has not begun with it is left for another one, once.
+    """
+    while True:
+        call.turn(call.gateway.settings.queue_timeout)
+        since = monotonic()
+        try:
+            call.send()
+            body = collect(call, since)
+            if call.answer.status == 200:
+                return body
+            checked(call.answer, body)  # raises
+        except Refusal as error:
+            call.move(error)
+
+
 def translated(call, body, write):
     """The client's body for the engine's."""
     ask = call.ask
     value = body
-    if call.answer.status != 200 or not is_stream(call.answer, body):
+    if not is_stream(call.answer, body):
         value = checked(call.answer, body, ask.each)
     try:
         call.tally.take(value)

@@ -8,7 +8,7 @@ Source: the gateway's specification, pages 2 and 3; OpenAI's reference of POST /
 
 import steps
 from dialects import Ask, sampling
-from dialects.engine import model_for, written
+from dialects.engine import LEAST_LEFT, model_for, written
 from dialects.read import choices_asked, parse, read_stream, typed, whole_ids
 from errors import InvalidRequest, error_body
 from mending.answer import choices_of, fit_nulls, index_of, read_text, required_choices
@@ -47,10 +47,20 @@ def read(body, fleet):
     if n is not None:
         n *= prompts
     most = sampling.most_tokens(payload, n)
+    opening = opening_of_prompt(payload.get("prompt")) if len(model.places) > 1 else None
     if not streams:
-        return Ask(PATH, written(payload), model, most=most)
+        return Ask(PATH, written(payload), model, most=most, opening=opening)
     payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
-    return Ask(PATH, written(payload), model, PromptStream(usage, n, model.id), most=most)
+    stream = PromptStream(usage, n, model.id)
+    return Ask(PATH, written(payload), model, stream, most=most, opening=opening)
+
+
+def opening_of_prompt(prompt):
+    """How a prompt begins, as bytes. In its next turn a conversation's is longer."""
+    first = prompt or ""
+    if isinstance(prompt, list) and isinstance(prompt[0], (str, list)):
+        first = prompt[0]
+    return dumps(first[:LEAST_LEFT])
 
 
 def read_prompt(payload):

@@ -1,0 +1,273 @@
+"""Models as people see them: from the engines' lists and the settings to names.
+
+Pure: engines are only read here.
+"""
+
+import posixpath
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from engines.kinds import OTHER, Kind
+from errors import ModelNotFound
+from settings import matches
+
+
+class Where(NamedTuple):
+    """Where a model's slots are: several names of one engine's model share them."""
+
+    engine: str  # its url
+    weights: str
+
+
+@dataclass
+class Model:
+    """A model as people see it.
+
+    id               its public name
+    engine_id        the engine's name for it
+    aliases          further public names, patterns among them
+    others           further names that it has at its engine
+    purpose          "chat" or "embedding"
+    hidden           it answers to its names, and stands in no list
+    system           the system prompt for requests that have none
+    sampling         {field: value} for requests that leave the field out
+    default          requests that name no model get it
+    effort           a key of reasoning.TABLES
+    reasoning_field  a key of reasoning.FIELDS
+    context          tokens, or None while the engine has not said
+    loaded           an engine serves it right now
+    places           {Where: engine.Engine} of each engine that has it, first those that serve
+    engine_kind      the kinds.Kind of its engines
+    """
+
+    id: str
+    engine_id: str | None = None
+    aliases: list = field(default_factory=list)
+    others: list = field(default_factory=list)
+    purpose: str = "chat"
+    hidden: bool = False
+    system: str | None = None
+    sampling: dict = field(default_factory=dict)
+    default: bool = False
+    effort: str = "glm"
+    reasoning_field: str = "both"
+    context: int | None = None
+    loaded: bool = False
+    places: dict = field(default_factory=dict)
+    engine_kind: Kind = OTHER
+
+    @property
+    def lane(self):
+        """The name of its queue: all names of it share one."""
+        return f"{self.purpose} {self.engine_id}"
+
+    @property
+    def engine(self):
+        """The first of its engines, one that serves if there is any; or None."""
+        return next(iter(self.places.values()), None)
+
+    @property
+    def names(self):
+        """All that it answers to."""
+        engine_id = self.engine_id or self.id
+        short = self.engine_kind.short_names(engine_id)
+        return [self.id, *self.aliases, *self.others, engine_id, *short]
+
+    def has_id(self, name):
+        return self.id == name
+
+    def is_called(self, name):
+        """Whether one of its names is just that, ignoring case."""
+        return any(name.lower() == own.lower() for own in self.names)
+
+    def answers_to(self, name):
+        """Whether one of its names, which may be patterns, fits."""
+        return any(matches(name, pattern) for pattern in self.names)
+
+
+class Catalogue:
+    """From the settings and what the engines list to Models.
+
+    Engines that list a model under the same id, and are of one kind and for one purpose, have it
+    together; of others with that id the first one has it, one that serves before one that does not.
+    The default model, and the one that the setting `model` names, are the first engine's.
+
+    A group is an engine with those entries of its list that are names of one model.
+    """
+
+    def __init__(self, settings, engines):
+        self.settings = settings
+        self.engines = engines
+
+    def models(self):
+        """All Models, loaded or not."""
+        engines = sorted(self.engines, key=lambda engine: not engine.serves)
+        if self.settings.models:
+            groups = [group for engine in engines for group in groups_of(engine)]
+            picked = [self.pick(entry, groups) for entry in self.settings.models]
+            models = [
+                self.from_settings(entry, together(group, groups))
+                for entry, group in zip(self.settings.models, picked, strict=True)
+            ]
+        else:
+            models = self.unconfigured(engines)
+        if not any(model.default for model in models):
+            for model in self.leading(models)[:1]:
+                model.default = True
+        return models
+
+    def leading(self, models):
+        """The chat models of the settings or, without any, of the first engine. The first of them
+        is the default."""
+        chats = [model for model in models if model.purpose == "chat"]
+        if self.settings.models:
+            return chats
+        own = ids_of(self.engines[0].listed)
+        if self.settings.model:
+            own = [self.settings.model]
+        return [model for model in chats if model.id in own]
+
+    def unconfigured(self, engines):
+        """The models when the settings have no table of any, but perhaps a name for the first
+        engine's."""
+        groups = [(engine, [entry]) for engine in engines for entry in engine.listed]
+        public = self.settings.model
+        if not public:
+            return self.each_of(groups)
+        first = self.engines[0]
+        own = groups_of(first)
+        found = self.match(public, own)
+        if own and not found:
+            found = own[0]
+        others = [group for group in groups if group[0] is not first]
+        having = together(found, others)
+        rest = [group for group in others if group not in having]
+        return distinct([self.describe(public, having), *self.each_of(rest)])
+
+    def each_of(self, groups):
+        """A Model for each id in groups of one entry."""
+        found = {}
+        for group in groups:
+            found.setdefault(group[1][0]["id"], group)
+        return [self.describe(name, together(group, groups)) for name, group in found.items()]
+
+    def pick(self, entry, groups):
+        """The group for a configured model (a ModelEntry), or None. If there is one of each, they
+        mean each other without a word."""
+        if entry.engine:
+            return self.match(entry.engine, groups)
+        found = self.match(entry.id, groups)
+        if not found and groups and len(self.settings.models) == 1:
+            alone = len(together(groups[0], groups)) == len(groups)
+            return groups[0] if alone else None
+        return found
+
+    @staticmethod
+    def match(name, groups):
+        """The group that has an entry of that name, ignoring case, or None."""
+        for group in groups:
+            if any(name.lower() == entry["id"].lower() for entry in group[1]):
+                return group
+        return None
+
+    def from_settings(self, entry, groups):
+        """The Model of a ModelEntry, with what its engines say of it."""
+        model = self.describe(entry.id, groups)
+        model.default = entry.default
+        model.effort = entry.effort
+        model.aliases = entry.aliases
+        model.others = []
+        model.context = entry.context or model.context
+        model.reasoning_field = entry.reasoning_field or self.settings.reasoning_field
+        model.purpose = entry.kind or model.purpose
+        model.hidden = entry.hidden
+        model.system = entry.system
+        model.sampling = entry.sampling
+        return model
+
+    def describe(self, public, groups):
+        """A Model from the groups of the engines that have it; without any, one that is not
+        there."""
+        model = Model(public, reasoning_field=self.settings.reasoning_field)
+        if not groups:
+            return model
+        engine, (first, *more) = groups[0]
+        others = [*ids_of(more), posixpath.basename(engine.kind.weights_of(first))]
+        contexts = [engine.kind.context_of(entries[0]) for _, entries in groups]
+        model.engine_id = first["id"]
+        model.others = [name for name in others if name and name != public]
+        model.purpose = engine.purpose
+        model.context = min(filter(None, contexts), default=None)  # it may run at any of them
+        model.loaded = any(engine.serves for engine, _ in groups)
+        model.places = {where(*group): group[0] for group in groups}
+        model.engine_kind = engine.kind
+        return model
+
+
+def where(engine, entries):
+    """The Where of a group."""
+    return Where(engine.url, engine.kind.weights_of(entries[0]))
+
+
+def together(group, groups):
+    """A group, and those of other engines that have the same model: a request that one can serve
+    can be served by each. None: no model, so no engines."""
+    if group is None:
+        return []
+    engine, (first, *_) = group
+    found = {engine: group}
+    for other, entries in groups:
+        alike = (other.kind, other.purpose) == (engine.kind, engine.purpose)
+        if alike and first["id"] in ids_of(entries):
+            found.setdefault(other, (other, entries))
+    return list(found.values())
+
+
+def names_of(models):
+    """A Model for each name that can be listed: ids and aliases, patterns aside."""
+    return distinct(
+        [
+            replace(model, id=name)
+            for model in models
+            if not model.hidden
+            for name in (model.id, *model.aliases)
+            if name == model.id or "*" not in name
+        ]
+    )
+
+
+def distinct(models):
+    """Of models with one id, the first."""
+    found = {}
+    for model in models:
+        found.setdefault(model.id, model)
+    return list(found.values())
+
+
+def unknown(name, models):
+    ids = ", ".join(model.id for model in models if not model.hidden) or "none"
+    return ModelNotFound(
+        f"there is no model {name[:100]!r} here; there is {ids} (see GET /v1/models)", "model"
+    )
+
+
+def ids_of(served):
+    return [entry["id"] for entry in served]
+
+
+def has_usable_id(entry):
+    """Whether an entry of an engine's list has an id that can be written down."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
+        return False
+    try:
+        return bool(entry["id"].encode())
+    except UnicodeEncodeError:  # JSON may hold half a surrogate pair
+        return False
+
+
+def groups_of(engine):
+    """An engine's models, each as (engine, its entries): one may be listed under several names."""
+    groups = {}
+    for entry in engine.listed:
+        groups.setdefault(engine.kind.weights_of(entry), []).append(entry)
+    return [(engine, entries) for entries in groups.values()]
