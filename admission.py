@@ -266,6 +266,11 @@ class Gate:
         """The names of the lane's places that have a free slot."""
         return [name for name in lane.places if self.places[name].has_room]
 
+    def is_given_up(self, name):
+        """Whether a place takes no requests, and the last one has left it."""
+        place = self.places.get(name)
+        return place is not None and not place.seats.open and not place.active
+
     def stranded(self):
         """The tickets that wait where no place takes requests any more."""
         return [

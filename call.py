@@ -15,7 +15,6 @@ from gevent.event import Event
 
 import pump
 import steps
-from admission import unserved
 from counting import Tally, length_of_request
 from engines import images
 from engines.failures import from_engine
@@ -279,7 +278,7 @@ class Call:
         left = self.entered + self.gateway.settings.queue_timeout - monotonic()
         if self.ticket.granted.wait(min(seconds, max(left, 0))):
             if self.ticket.state == "waiting":
-                raise unserved()
+                raise self.gateway.fleet.unavailable(self.ask.model)
             self.granted = monotonic()
             return True
         if seconds >= left:
@@ -311,6 +310,8 @@ class Call:
     def move(self, error):
         """Wait for a slot at another engine, before others, where this one has not begun. Raises
         the error, a Refusal, if it has, or may have, or if there is no other one."""
+        if error.not_begun:
+            self.gateway.fleet.note_failure(self.ticket.place, error)
         if not error.not_begun or not self.may_move:
             raise error
         logger.warning("request %s goes to another engine: %s", self.id, error.code)
@@ -454,6 +455,8 @@ class Call:
             return
         reached = self.answer is not None
         wake(gate.leave(self.ticket, tokens, reached, self.gateway.now()))
+        if gate.is_given_up(self.ticket.place):
+            self.gateway.fleet.at(self.ticket.place).look_due.set()
 
     def figures(self, status=None):
         """The tokens of the request as fields of a Row; none if no engine has taken it.

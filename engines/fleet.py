@@ -231,11 +231,7 @@ class Fleet:
         """POST an Ask to the engine at a place and give the Answer. Raises Off, UpstreamError."""
         engine = self.at(place)
         headers = {**engine.headers, "X-Request-Id": request_id}
-        try:
-            return engine.pool.post(ask.path, ask.body, headers)
-        except Off as error:
-            self.is_off(engine, error)
-            raise
+        return engine.pool.post(ask.path, ask.body, headers)
 
     def at(self, place):
         """The engine at a place, which may have come after the Model was found, or be leaving."""
@@ -244,10 +240,13 @@ class Fleet:
                 return engine
         raise unserved()
 
-    def is_off(self, engine, error):
-        """There was no way to connect to an engine. `error`: Off."""
-        error.retry_after = RETRY_AFTER
+    def note_failure(self, place, error):
+        """The engine at a place has not begun with a request. `error`: the Refusal that says so."""
+        engine = self.at(place)
         engine.look_due.set()
+        if not isinstance(error, Off):
+            return
+        error.retry_after = RETRY_AFTER
         if error.sure:  # no other request needs to find that out
             engine.health.is_troubled(Trouble("off", error.reason, True), time())
             self.note(engine)
