@@ -11,6 +11,7 @@ which is `Gate.ahead` of that one.
 from collections import deque
 from datetime import UTC, datetime, timedelta
 from math import ceil
+from operator import itemgetter
 from typing import NamedTuple
 
 from errors import (
@@ -175,24 +176,22 @@ class Seats(NamedTuple):
 
 class Place:
     """Where requests run, of one lane or of several: `active` of its slots are taken. `last_turn`
-    is when it was last given one, counted in grants."""
+    is when it was last given one, counted in grants. The rest is as in Seats."""
 
     def __init__(self):
-        self.seats = Seats(0)
+        self.slots = 0
+        self.weight = 1
+        self.open = False
         self.active = 0
         self.last_turn = 0
 
     @property
-    def has_room(self):
-        return self.seats.open and self.active < self.seats.slots
-
-    @property
     def load(self):
-        return self.active / self.seats.weight
+        return self.active / self.weight
 
     @property
     def load_with_another(self):
-        return (self.active + 1) / self.seats.weight
+        return (self.active + 1) / self.weight
 
 
 class Gate:
@@ -220,7 +219,7 @@ class Gate:
     @property
     def slots(self):
         """Those of all places that take requests."""
-        return sum(place.seats.slots for place in self.places.values() if place.seats.open)
+        return sum(place.slots for place in self.places.values() if place.open)
 
     @property
     def waiting(self):
@@ -246,10 +245,11 @@ class Gate:
         A place that is named no more takes no new requests, and is forgotten once it is empty.
         """
         for name, seats in places.items():
-            self.places.setdefault(name, Place()).seats = seats
+            place = self.places.setdefault(name, Place())
+            place.slots, place.weight, place.open = seats
         for name in self.places.keys() - places.keys():
             place = self.places[name]
-            place.seats = place.seats._replace(open=False)
+            place.open = False
             if not place.active:
                 del self.places[name]
         for name in lanes:
@@ -260,16 +260,21 @@ class Gate:
 
     def is_open(self, lane, avoided=None):
         """Whether a place of the lane, apart from one, takes requests, at once or later."""
-        return any(self.places[name].seats.open for name in lane.places if name != avoided)
+        return any(name != avoided and self.places[name].open for name in lane.places)
 
     def free_places(self, lane):
         """The names of the lane's places that have a free slot."""
-        return [name for name in lane.places if self.places[name].has_room]
+        free = []
+        for name in lane.places:
+            place = self.places[name]
+            if place.open and place.active < place.slots:
+                free.append(name)
+        return free
 
     def is_given_up(self, name):
         """Whether a place takes no requests, and the last one has left it."""
         place = self.places.get(name)
-        return place is not None and not place.seats.open and not place.active
+        return place is not None and not place.open and not place.active
 
     def stranded(self):
         """The tickets that wait where no place takes requests any more."""
@@ -299,9 +304,10 @@ class Gate:
 
     def check_room(self, account, lane, now):
         """Raises the Refusal where a request of the account could not even wait."""
-        if not self.is_open(lane):
+        free = self.free_places(lane)
+        if not free and not self.is_open(lane):
             raise unserved()
-        if account.busy() or not self.free_places(lane):
+        if not free or account.busy():
             self.check_queue(account, lane, now)
 
     def enter(self, key, model, limits, now, home=None):
@@ -316,7 +322,7 @@ class Gate:
         among its key's requests, of which as many may prepare as could run and wait, and holds up
         nobody else's. Raises a Refusal, which counts nothing."""
         account, lane = self.check(key, model, limits, now)
-        slots = sum(self.places[name].seats.slots for name in lane.places)
+        slots = sum(self.places[name].slots for name in lane.places)
         if account.preparing >= slots + self.most_waiting:
             raise QueueFull(
                 f"the images of {account.preparing} of your requests are being fetched already; "
@@ -469,14 +475,15 @@ class Gate:
 
         Of the keys that may run one more, the one whose last turn is longest ago.
         """
-        waiting = [
-            (self.turn(key, queue[0]), queue, free)
-            for lane in self.lanes.values()
-            if lane.queues and (free := self.free_places(lane))
-            for key, queue in lane.queues.items()
-            if not self.account(key).busy()
-        ]
-        for _, queue, free in sorted(waiting, key=lambda entry: entry[0]):
+        waiting = []
+        for lane in self.lanes.values():
+            if lane.queues and (free := self.free_places(lane)):
+                for key, queue in lane.queues.items():
+                    if not self.account(key).busy():
+                        waiting.append((self.turn(key, queue[0]), queue, free))
+        if len(waiting) > 1:
+            waiting.sort(key=itemgetter(0))
+        for _, queue, free in waiting:
             if choice := self.choose(queue, free):
                 return choice
         return None
@@ -509,11 +516,13 @@ class Gate:
         if ticket.home in (None, ticket.avoids) or ticket.home not in ticket.lane.places:
             return False
         place = self.places[ticket.home]
-        return place.seats.open and not place.has_room and ticket.passed < PASSES
+        return place.open and place.active >= place.slots and ticket.passed < PASSES
 
     def best(self, names, home):
         """The name of one of these free places: the one where the conversation ran or, if that is
         clearly busier, the least busy by weight."""
+        if len(names) == 1:
+            return names[0]
         least = min(names, key=self.business)
         if home in names and self.places[home].load <= self.places[least].load + MARGIN:
             return home

@@ -304,8 +304,9 @@ class Call:
     def may_move(self):
         """Whether another engine could be asked, if this one does not begin."""
         ticket = self.ticket
-        unmoved = ticket.avoids is None and self.ask.body is not None
-        return unmoved and self.gateway.gate.is_open(ticket.lane, ticket.place)
+        if len(ticket.lane.places) == 1 or ticket.avoids is not None or self.ask.body is None:
+            return False
+        return self.gateway.gate.is_open(ticket.lane, ticket.place)
 
     def move(self, error):
         """Wait for a slot at another engine, before others, where this one has not begun. Raises
