@@ -205,7 +205,8 @@ class Gate:
 
     def __init__(self, most_waiting):
         self.most_waiting = most_waiting
-        self.lanes = {}
+        self.lanes = {}  # those that are used
+        self.arranged = {}  # of all lanes the names of their places
         self.places = {}
         self.accounts = {}
         self.grants = 0
@@ -252,11 +253,22 @@ class Gate:
             place.open = False
             if not place.active:
                 del self.places[name]
-        for name in lanes:
-            self.lanes.setdefault(name, Lane())
-        for name, lane in self.lanes.items():
+        self.arranged = lanes
+        for name, lane in list(self.lanes.items()):
             lane.places = lanes.get(name, ())
+            if not lane.places and not lane.queues:
+                del self.lanes[name]
         return self.grant()
+
+    def lane(self, name):
+        """The lane of that name; one that nobody has told of has no places."""
+        lane = self.lanes.get(name)
+        if lane is None:
+            lane = Lane()
+            if name in self.arranged:
+                lane.places = self.arranged[name]
+                self.lanes[name] = lane
+        return lane
 
     def is_open(self, lane, avoided=None):
         """Whether a place of the lane, apart from one, takes requests, at once or later."""
@@ -295,7 +307,7 @@ class Gate:
         """
         if self.closed:
             raise ShuttingDown("the gateway is restarting; try again shortly", retry_after=5)
-        lane = self.lanes.get(model) or Lane()
+        lane = self.lane(model)
         account = self.account(key)
         account.limits = limits
         self.check_room(account, lane, now)

@@ -8,7 +8,7 @@ Source: the gateway's specification, pages 2 and 3; OpenAI's reference of POST /
 
 import steps
 from dialects import Ask, sampling
-from dialects.engine import LEAST_LEFT, model_for, written
+from dialects.engine import USUALLY_LEFT, model_for, written
 from dialects.read import choices_asked, parse, read_stream, typed, whole_ids
 from errors import InvalidRequest, error_body
 from mending.answer import choices_of, fit_nulls, index_of, read_text, required_choices
@@ -60,7 +60,7 @@ def opening_of_prompt(prompt):
     first = prompt or ""
     if isinstance(prompt, list) and isinstance(prompt[0], (str, list)):
         first = prompt[0]
-    return dumps(first[:LEAST_LEFT])
+    return dumps(first[:USUALLY_LEFT])
 
 
 def read_prompt(payload):

@@ -21,8 +21,8 @@ DATA_IMAGE = re.compile(r"data:image/(?:png|jpe?g|pjpeg|gif|webp|(?:x-ms-)?bmp);
 CUT = re.compile(r"\x01[0-9a-f]{16}:\d{1,9}\x01\Z")
 MOST_CUT = 32  # characters of it
 MOST_OPENING = 32  # messages before an answer, and parts of one, that are looked at
-MOST_WHOLE = 1300  # characters of a text that is never cut, however it is escaped
-LEAST_LEFT = 80  # characters that are left at least of one that is
+MOST_WHOLE = 8000  # bytes of a text that is not cut, escaped as programs usually do
+USUALLY_LEFT = 300  # characters of one that is
 LOOKED_AT = 1 << 13  # characters of an image, a multiple of 8
 ALPHABET = re.compile(r"[A-Za-z0-9+/]+")  # of base64 (RFC 4648, 4)
 PURPOSES = {"chat": "a chat model", "embedding": "an embedding model"}
@@ -91,7 +91,7 @@ def opening_of(messages):
     for message in messages[:MOST_OPENING]:
         if message.get("role") == "assistant":
             break
-        texts += [message.get("role"), *texts_in(message.get("content"))]
+        texts += [message["role"], *texts_in(message.get("content"))]
     return dumps([beginning_of(text) for text in texts])
 
 
@@ -106,9 +106,10 @@ def texts_in(content):
 
 
 def beginning_of(text):
-    """A text or, of one that front/large_json.py cuts in a large request, what it always leaves."""
-    if text and (len(text) > MOST_WHOLE or CUT.search(text)):
-        return text[:LEAST_LEFT]
+    """A text or, of one that front/large_json.py cuts in large requests, what that leaves: the next
+    turn may be such a request."""
+    if len(text) > MOST_WHOLE or len(text.encode()) > MOST_WHOLE or CUT.search(text):
+        return text[:USUALLY_LEFT]
     return text
 
 

@@ -67,6 +67,11 @@ class Model:
         return next(iter(self.places.values()), None)
 
     @property
+    def slots(self):
+        """How many requests for it run at once, at the engines that serve."""
+        return sum(engine.slots for engine in self.places.values() if engine.serves)
+
+    @property
     def names(self):
         """All that it answers to."""
         engine_id = self.engine_id or self.id

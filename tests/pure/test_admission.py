@@ -539,6 +539,23 @@ def test_whatever_happens_with_several_places(steps, slots, capped):
     assert gate.active == gate.waiting == 0 and not any(lane.queues for lane in gate.lanes.values())
 
 
+def test_lanes_that_are_gone_leave_nothing():
+    """An engine may list other models each time."""
+    gate = Gate(9)
+    for n in range(50):
+        gate.arrange({f"m{n}": (f"A{n}",)}, {f"A{n}": Seats(1)})
+        first, _ = gate.enter("a", f"m{n}", NONE, NOON)
+        waiting, _ = gate.enter("a", f"m{n}", NONE, NOON)
+        prepared = gate.prepare("a", f"m{n}", NONE, NOON)
+        gate.arrange({}, {})
+        assert gate.stranded() == [waiting] and gate.leave(waiting, 0, False, NOON) == []
+        with pytest.raises(ModelUnavailable):
+            gate.line_up(prepared, NOON)
+        assert gate.leave(prepared, 0, False, NOON) == gate.leave(first, 0, True, NOON) == []
+    gate.arrange({}, {})
+    assert (gate.lanes, gate.places, gate.active, gate.waiting) == ({}, {}, 0, 0)
+
+
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=60), st.integers(1, 3))
 def test_each_waiting_key_is_served_within_one_round(keys, slots):
     gate, running = gate_of(slots, 999), []
