@@ -178,7 +178,7 @@ def test_without_a_known_context_none_is_named():
 
 def test_slots_of_several_engines():
     engines = [SimpleNamespace(slots=n, serves=n > 1, url=str(n)) for n in (1, 2, 4)]
-    assert "- 6 requests run at once" in page(models=[model(places={engine.url: engine for engine in engines})], max_active="3")
+    assert "- 6 requests run at once" in page(models=[model(context=None, places={engine.url: engine for engine in engines})], max_active="3")
 
 
 def test_slots():
