@@ -289,7 +289,7 @@ class EngineEntry:
     """An `[[engines]]` table: where an engine is, and how much of the work is its own."""
 
     url: str
-    key: str | None = None  # None: the setting upstream_key
+    key: str | None = field(default=None, repr=False)  # None: the setting upstream_key
     slots: int | None = None  # of each of its models; None: the setting max_active
     weight: float = 1  # how many requests it takes beside another one's
     drain: bool = False  # it gets no new requests

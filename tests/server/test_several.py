@@ -2,6 +2,7 @@
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ import pytest
 from support.engine import (
     MODELS,
     Close,
+    Early,
     Engine,
     Hang,
     Head,
@@ -225,10 +227,22 @@ def busy(like):
                    "ServiceUnavailableError")
 
 
+class Die:
+    """Close without an answer, and listen no more."""
+
+    def run(self, c):
+        listener, c.engine.listener = c.engine.listener, None
+        listener.shutdown(socket.SHUT_RDWR)
+        c.engine.acceptor.join(5)
+        listener.close()
+        c.close()
+
+
 NOT_BEGUN = {
     "full or loading": lambda engine: engine.play(busy(engine.like)),
     "too many": lambda engine: engine.play(refusal(429, "Too many requests", "TooManyRequests")),
-    "refused": lambda engine: engine.stop(),        # as it is when it dies: the connections that it has are stale
+    "refused": lambda engine: engine.stop(),
+    "stale": lambda engine: engine.play(Die()),     # it dies in the moment in which a connection is used again
 }
 BEGUN = {
     "fails": [refusal(500, "EngineCore encountered an issue.", "InternalServerError")],
@@ -270,6 +284,18 @@ def test_what_an_engine_has_not_begun_another_one_does(shared, subtests, how):
             assert (row["engine"], row["status"], row["error"]) == (second.url, 200, None)
             assert second.requests[-1].body
         anew(front, pair)
+
+
+def test_a_request_that_an_engine_has_not_taken_goes_to_another_one(shared):
+    """It closes before it could have read all of it, on a new connection too."""
+    front, pair = shared
+    first, second = next_of(pair, front)
+    before = counts((first, second))
+    body = {"messages": [*HELLO, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "x" * 30_000_000}]}
+    for _ in range(2):
+        first.play(Early(), Close())
+    assert front.client().post(CHAT, body).status == 200
+    assert counts((first, second)) == [before[0] + 2, before[1] + 1] and len(second.requests[-1].body) > 30_000_000
 
 
 def test_an_engine_that_refuses_is_off_at_once(front, pair):
