@@ -1,7 +1,9 @@
-"""Admission, pure: who may run now, who waits, who is turned away. No socket, no sleep, no clock.
+"""Admission, pure: who may run now, and where, who waits, who is turned away. No socket, no sleep,
+no clock.
 
 Waiting requests take turns by key, so that one person's twenty agents don't hold up another's one
 question; within a key, first come, first served. Limits are values that come with each request.
+A model has one queue, a lane; where its requests run, at engines, are places, each with its slots.
 Times are passed in: seconds of a clock that nobody sets. Only days and months are the wall clock's,
 which is `Gate.ahead` of that one.
 """
@@ -9,13 +11,27 @@ which is `Gate.ahead` of that one.
 from collections import deque
 from datetime import UTC, datetime, timedelta
 from math import ceil
+from operator import itemgetter
 from typing import NamedTuple
 
-from errors import LimitExceeded, Overloaded, QueueFull, QuotaExceeded, ShuttingDown
+from errors import (
+    RETRY_AFTER,
+    LimitExceeded,
+    ModelUnavailable,
+    Overloaded,
+    QueueFull,
+    QuotaExceeded,
+    ShuttingDown,
+)
 
 MINUTE = 60.0
 MOST_RETRY = 30  # seconds: the longest Retry-After for a full queue
 SAMPLES = 16  # of the moments at which slots came free, to tell how fast they do
+# By how many requests, by weight, the place where a conversation ran may be busier than the least
+# busy one: some more streams beside it cost less than its prompt read anew.
+MARGIN = 4
+PASSES = 8  # younger ones of its key that a ticket lets by while its home is full
+LOOKED_AT = 16  # tickets of a key that do so at once
 
 
 class Limits(NamedTuple):
@@ -37,13 +53,23 @@ NONE = Limits()
 
 
 class Ticket:
-    """A request's place: `state` is "preparing", "waiting", "active" or "left"; it came at
-    `entered`."""
+    """A request in the Gate: `state` is "preparing", "waiting", "active" or "left"; it came at
+    `entered`.
 
-    def __init__(self, key, lane, entered):
+    home      the name of the place where its conversation ran last, or None
+    place     the name of the place where it runs, once it does
+    avoids    the name of a place that did not begin with it, or None
+    passed    how many younger ones it has let by
+    turn      what its key's last_turn was before it was granted
+    """
+
+    def __init__(self, key, lane, entered, home=None):
         self.key = key
         self.lane = lane
         self.entered = entered
+        self.home = home
+        self.place = self.avoids = None
+        self.passed = self.turn = 0
         self.state = "preparing"
 
 
@@ -130,25 +156,58 @@ def month_bounds(now):
 
 
 class Lane:
-    """The slots of one model: how many run, a queue a key, and when slots came free."""
+    """The requests for one model: a queue a key, the names of the places where they can run, and
+    when slots came free."""
 
     def __init__(self):
-        self.active = 0
         self.queues = {}
+        self.places = ()
         self.freed = deque(maxlen=SAMPLES)
 
 
-class Gate:
-    """`slots` requests of a model run at once, `most_waiting` wait in all.
+class Seats(NamedTuple):
+    """What a place is: how many requests run there at once, how many it takes beside others of
+    another weight, and whether it takes new ones."""
 
-    `enter`, or `prepare` and later `line_up`, let a request in; `leave` is the only counterpart.
-    All but `prepare` return the tickets that they granted.
+    slots: int
+    weight: float = 1
+    open: bool = True
+
+
+class Place:
+    """Where requests run, of one lane or of several: `active` of its slots are taken. `last_turn`
+    is when it was last given one, counted in grants. The rest is as in Seats."""
+
+    def __init__(self):
+        self.slots = 0
+        self.weight = 1
+        self.open = False
+        self.active = 0
+        self.last_turn = 0
+
+    @property
+    def load(self):
+        return self.active / self.weight
+
+    @property
+    def load_with_another(self):
+        return (self.active + 1) / self.weight
+
+
+class Gate:
+    """Requests run at the places of their lane, as many as these have slots; `most_waiting` wait in
+    all.
+
+    `arrange` says what lanes and places there are. `enter`, or `prepare` and later `line_up`, let a
+    request in; `leave` is the only counterpart. All but `prepare` return the tickets that they
+    granted.
     """
 
-    def __init__(self, slots, most_waiting):
-        self.slots = slots
+    def __init__(self, most_waiting):
         self.most_waiting = most_waiting
-        self.lanes = {}
+        self.lanes = {}  # those that are used
+        self.arranged = {}  # of all lanes the names of their places
+        self.places = {}
         self.accounts = {}
         self.grants = 0
         self.ahead = 0.0  # seconds by which the wall clock is ahead of the one that is passed in
@@ -156,7 +215,12 @@ class Gate:
 
     @property
     def active(self):
-        return sum(lane.active for lane in self.lanes.values())
+        return sum(place.active for place in self.places.values())
+
+    @property
+    def slots(self):
+        """Those of all places that take requests."""
+        return sum(place.slots for place in self.places.values() if place.open)
 
     @property
     def waiting(self):
@@ -173,53 +237,122 @@ class Gate:
         self.account(key).day.raise_to(day, wall)
         self.account(key).month.raise_to(month, wall)
 
+    # -- lanes and places
+
+    def arrange(self, lanes, places):
+        """What there is from now on: {lane: names of its places}, {name: Seats}. Returns the
+        tickets granted; `stranded` are those that nobody will serve.
+
+        A place that is named no more takes no new requests, and is forgotten once it is empty.
+        """
+        for name, seats in places.items():
+            place = self.places.setdefault(name, Place())
+            place.slots, place.weight, place.open = seats
+        for name in self.places.keys() - places.keys():
+            place = self.places[name]
+            place.open = False
+            if not place.active:
+                del self.places[name]
+        self.arranged = lanes
+        for name, lane in list(self.lanes.items()):
+            lane.places = lanes.get(name, ())
+            if not lane.places and not lane.queues:
+                del self.lanes[name]
+        return self.grant()
+
+    def lane(self, name):
+        """The lane of that name; one that nobody has told of has no places."""
+        lane = self.lanes.get(name)
+        if lane is None:
+            lane = Lane()
+            if name in self.arranged:
+                lane.places = self.arranged[name]
+                self.lanes[name] = lane
+        return lane
+
+    def is_open(self, lane, avoided=None):
+        """Whether a place of the lane, apart from one, takes requests, at once or later."""
+        return any(name != avoided and self.places[name].open for name in lane.places)
+
+    def free_places(self, lane):
+        """The names of the lane's places that have a free slot."""
+        free = []
+        for name in lane.places:
+            place = self.places[name]
+            if place.open and place.active < place.slots:
+                free.append(name)
+        return free
+
+    def is_given_up(self, name):
+        """Whether a place takes no requests, and the last one has left it."""
+        place = self.places.get(name)
+        return place is not None and not place.open and not place.active
+
+    def stranded(self):
+        """The tickets that wait where no place takes requests any more."""
+        return [
+            ticket
+            for lane in self.lanes.values()
+            for queue in lane.queues.values()
+            for ticket in queue
+            if not self.is_open(lane, ticket.avoids)
+        ]
+
     # -- in
 
     def check(self, key, model, limits, now):
-        """(Account, Lane) of a request of `key` for `model`. Counts nothing.
+        """(Account, Lane) of a request of `key` for `model`, the name of a lane. Counts nothing.
 
         Raises the Refusal that it would meet.
         """
         if self.closed:
             raise ShuttingDown("the gateway is restarting; try again shortly", retry_after=5)
-        lane = self.lanes.get(model) or self.lanes.setdefault(model, Lane())
+        lane = self.lane(model)
         account = self.account(key)
         account.limits = limits
-        if lane.active >= self.slots or account.busy():
-            self.check_queue(account, lane, now)
+        self.check_room(account, lane, now)
         self.check_limits(account, now)
         return account, lane
 
-    def enter(self, key, model, limits, now):
-        """(Ticket, tickets granted) for a request. Raises a Refusal, which counts nothing."""
+    def check_room(self, account, lane, now):
+        """Raises the Refusal where a request of the account could not even wait."""
+        free = self.free_places(lane)
+        if not free and not self.is_open(lane):
+            raise unserved()
+        if not free or account.busy():
+            self.check_queue(account, lane, now)
+
+    def enter(self, key, model, limits, now, home=None):
+        """(Ticket, tickets granted) for a request, whose conversation ran at `home`, the name of a
+        place, if it did. Raises a Refusal, which counts nothing."""
         account, lane = self.check(key, model, limits, now)
-        ticket = self.count(account, key, lane, now)
+        ticket = self.count(account, key, lane, now, home)
         return ticket, self.queue(ticket)
 
-    def prepare(self, key, model, limits, now):
+    def prepare(self, key, model, limits, now, home=None):
         """A Ticket for a request that has something to do before it can wait for a slot. It counts
         among its key's requests, of which as many may prepare as could run and wait, and holds up
         nobody else's. Raises a Refusal, which counts nothing."""
         account, lane = self.check(key, model, limits, now)
-        if account.preparing >= self.slots + self.most_waiting:
+        slots = sum(self.places[name].slots for name in lane.places)
+        if account.preparing >= slots + self.most_waiting:
             raise QueueFull(
                 f"the images of {account.preparing} of your requests are being fetched already; "
                 "let them end first",
                 retry_after=self.patience(lane, now),
             )
-        return self.count(account, key, lane, now)
+        return self.count(account, key, lane, now, home)
 
     def line_up(self, ticket, now):
-        """It is prepared: tickets granted. Raises the Refusal of a queue that is full by now."""
-        account = self.account(ticket.key)
-        if ticket.lane.active >= self.slots or account.busy():
-            self.check_queue(account, ticket.lane, now)
+        """It is prepared: tickets granted. Raises the Refusal of a queue that is full by now, or
+        where nobody serves it any more."""
+        self.check_room(self.account(ticket.key), ticket.lane, now)
         return self.queue(ticket)
 
-    def count(self, account, key, lane, now):
+    def count(self, account, key, lane, now, home):
         account.requests.append(now)
         account.preparing += 1
-        return Ticket(key, lane, now)
+        return Ticket(key, lane, now, home)
 
     def queue(self, ticket):
         account = self.account(ticket.key)
@@ -305,11 +438,10 @@ class Gate:
         if ticket.state == "left":
             return []
         account = self.account(ticket.key)
-        lane = ticket.lane
         if ticket.state == "active":
             account.active -= 1
-            lane.active -= 1
-            lane.freed.append(now)
+            self.places[ticket.place].active -= 1
+            ticket.lane.freed.append(now)
         elif ticket.state == "waiting":
             self.unqueue(ticket)
         else:
@@ -331,37 +463,107 @@ class Gate:
         if not queue:
             del ticket.lane.queues[ticket.key]
 
+    def put_back(self, ticket):
+        """The place of an active ticket has not begun with it: it waits, before others, for another
+        place. Returns the tickets granted."""
+        account = self.account(ticket.key)
+        account.active -= 1
+        account.waiting += 1
+        self.places[ticket.place].active -= 1
+        ticket.avoids = ticket.place
+        ticket.place = None
+        ticket.state = "waiting"
+        ticket.lane.queues.setdefault(ticket.key, deque()).appendleft(ticket)
+        return self.grant()
+
     def grant(self):
         granted = []
-        for lane in self.lanes.values():
-            while lane.active < self.slots and (ticket := self.next(lane)):
-                granted.append(self.activate(ticket))
+        while (choice := self.next()) is not None:
+            granted.append(self.activate(*choice))
         return granted
 
-    def next(self, lane):
-        """The ticket whose turn it is, or None.
+    def next(self):
+        """(the ticket whose turn it is, the name of its place), or None.
 
         Of the keys that may run one more, the one whose last turn is longest ago.
         """
-        free = [key for key in lane.queues if not self.account(key).busy()]
-        if not free:
-            return None
-        first = min(free, key=lambda key: self.account(key).last_turn)
-        return lane.queues[first][0]
+        waiting = []
+        for lane in self.lanes.values():
+            if lane.queues and (free := self.free_places(lane)):
+                for key, queue in lane.queues.items():
+                    if not self.account(key).busy():
+                        waiting.append((self.turn(key, queue[0]), queue, free))
+        if len(waiting) > 1:
+            waiting.sort(key=itemgetter(0))
+        for _, queue, free in waiting:
+            if choice := self.choose(queue, free):
+                return choice
+        return None
 
-    def activate(self, ticket):
+    def turn(self, key, first):
+        """When a key had its last turn. One that its place did not begin with does not count."""
+        return self.account(key).last_turn if first.avoids is None else first.turn
+
+    def choose(self, queue, free):
+        """(a ticket of a key's queue, the name of its place), or None: the first that may run at a
+        free place. Those that wait for their home let some others by, if there are any."""
+        patient = []
+        for ticket in queue:
+            names = [name for name in free if name != ticket.avoids]
+            if not names:
+                continue
+            if len(patient) < LOOKED_AT and self.waits_for_home(ticket):
+                patient.append((ticket, names))
+                continue
+            for older, _ in patient:
+                older.passed += 1
+            return ticket, self.best(names, ticket.home)
+        if not patient:
+            return None
+        ticket, names = patient[0]
+        return ticket, self.best(names, ticket.home)
+
+    def waits_for_home(self, ticket):
+        """Whether the place where its conversation ran is full, and may come free in time."""
+        if ticket.home in (None, ticket.avoids) or ticket.home not in ticket.lane.places:
+            return False
+        place = self.places[ticket.home]
+        return place.open and place.active >= place.slots and ticket.passed < PASSES
+
+    def best(self, names, home):
+        """The name of one of these free places: the one where the conversation ran or, if that is
+        clearly busier, the least busy by weight."""
+        if len(names) == 1:
+            return names[0]
+        least = min(names, key=self.business)
+        if home in names and self.places[home].load <= self.places[least].load + MARGIN:
+            return home
+        return least
+
+    def business(self, name):
+        """How busy a place would be; of such that are equal, the one that had its turn longer ago
+        goes first."""
+        place = self.places[name]
+        return place.load_with_another, place.last_turn
+
+    def activate(self, ticket, name):
+        """The ticket, which runs from now on at the place of that name."""
         self.unqueue(ticket)
         self.grants += 1
         account = self.account(ticket.key)
+        ticket.turn = account.last_turn
         account.last_turn = self.grants
-        ticket.lane.active += 1
         account.active += 1
+        place = self.places[name]
+        place.last_turn = self.grants
+        place.active += 1
+        ticket.place = name
         ticket.state = "active"
         return ticket
 
     # -- what clients may know
 
-    def place(self, ticket):
+    def position(self, ticket):
         """How many will have had their turn when this one's comes, itself included.
 
         0 once it runs. Another key has as many turns until then as this key has before the ticket,
@@ -371,12 +573,12 @@ class Gate:
             return 0
         turns = ticket.lane.queues[ticket.key].index(ticket)
         mine = self.account(ticket.key).last_turn
-        place = 1 + turns
+        position = 1 + turns
         for key, queue in ticket.lane.queues.items():
             if key != ticket.key:
                 ahead = self.account(key).last_turn < mine
-                place += min(len(queue), turns + ahead)
-        return place
+                position += min(len(queue), turns + ahead)
+        return position
 
     def standing(self, key, limits, now):
         """The windows of a key as OpenAI's x-ratelimit- headers name them.
@@ -394,6 +596,12 @@ class Gate:
             moments = [account.tokens[0][0]] if account.tokens else []
             headers |= window("tokens", limits.tokens_per_minute, account.minute, moments, now)
         return headers
+
+
+def unserved():
+    return ModelUnavailable(
+        "no engine takes requests for the model right now; try again later", retry_after=RETRY_AFTER
+    )
 
 
 def window(what, limit, used, moments, now):

@@ -18,6 +18,7 @@ import steps
 from counting import Tally, length_of_request
 from engines import images
 from engines.failures import from_engine
+from engines.homes import Homes
 from engines.http1 import Silent
 from errors import (
     RETRY_AFTER,
@@ -65,10 +66,12 @@ class Gateway:
     answers   front.body.Room: the same of plain answers that are collected, translated, and taken
     notes     functions that are told of each request's end: (Row, Key or None)
     odd       a function that is told a word of stream.py for what is odd about an answer
+    homes     engines.homes.Homes: where conversations ran last
     live      the calls that have not ended
     """
 
     def __init__(self, settings, fleet, gate, ledger, bodies, answers, notes=(), odd=None):
+        """The parts, which `sparks.py` makes."""
         self.settings = settings
         self.fleet = fleet
         self.gate = gate
@@ -77,6 +80,7 @@ class Gateway:
         self.answers = answers
         self.notes = notes
         self.odd = odd
+        self.homes = Homes()
         self.live = set()
 
     def now(self):
@@ -89,6 +93,16 @@ class Gateway:
                 self.read_budgets()
                 self.gate.ahead = ahead
         return moment
+
+    def arrange(self):
+        """Tell the gate where requests can run, and those that wait what that means for them."""
+        wake(self.gate.arrange(*self.fleet.arrangement()))
+        wake(self.gate.stranded())
+
+    def running(self, engine):
+        """How many requests run at an engine."""
+        places = self.gate.places.items()
+        return sum(place.active for where, place in places if where.engine == engine.url)
 
     def read_budgets(self):
         """Have the gate know what the ledger does of this day and month."""
@@ -121,15 +135,11 @@ class Gateway:
             call.end_soon(restarting())
 
     def note_engine(self, engine):
-        """An engine's state has changed: nobody waits for one that is stuck."""
-        if engine.health.word != "stuck":
-            return
-        wait = engine.health.retry_after(time())
-        for call in list(self.live):
-            if call in engine.pulse.owed:
+        """An engine's state has changed: nobody waits for an answer of one that is stuck."""
+        if engine.health.word == "stuck":
+            wait = engine.health.retry_after(time())
+            for call in list(engine.pulse.owed):
                 call.end_soon(stuck(wait))
-            elif call.is_waiting and not self.fleet.serves(call.ask.model):
-                call.end_soon(self.fleet.unavailable(call.ask.model))
 
     def wait_for_calls(self, seconds):
         end = monotonic() + seconds
@@ -158,6 +168,9 @@ class Call:
     frame    a function: bytes of the answer -> bytes for the client's socket
     pump     pump.Pump, once a stream's first event has come
     engine   the engines.engine.Engine that has it, or None
+    headed   something of the answer has gone to the client
+    conversation
+             its name among the gateway's `homes`, if the model has several engines
     kept     bytes of its answer on the account of the gateway's `answers`
     halted   its answer is not read for want of room
     tally    counting.Tally, from when its engine gets it
@@ -181,10 +194,9 @@ class Call:
         self.route = ""
         self.key = self.ask = self.usage = None
         self.watch = self.ticket = self.answer = self.counting = None
-        self.tally = self.pump = self.engine = None
+        self.tally = self.pump = self.engine = self.conversation = None
         self.kept = 0
-        self.loads = False
-        self.halted = False
+        self.loads = self.halted = self.headed = False
         self.charged = Event()
         self.started = time()
         self.begun = monotonic()
@@ -224,7 +236,7 @@ class Call:
         self.ask = ask
         if ask.images:
             self.await_charges()
-            self.ticket = self.gateway.gate.prepare(*self.entry(), self.gateway.now())
+            self.ticket = self.gateway.gate.prepare(*self.entry())
             ask.fill_in(images.fetch_all(ask.images, self.gateway.settings, self.key.id, self.hold))
 
     def hold(self, size):
@@ -254,13 +266,20 @@ class Call:
         if self.ticket:  # since its images were fetched
             granted = gate.line_up(self.ticket, self.gateway.now())
         else:
-            self.ticket, granted = gate.enter(*self.entry(), self.gateway.now())
+            self.ticket, granted = gate.enter(*self.entry())
         self.ticket.granted = Event()
         wake(granted)
 
     def entry(self):
-        """Who wants to be let in, and where to, as the Gate asks it."""
-        return self.key.id, self.ask.model.lane, self.key.limits
+        """Who wants to be let in, where to, and where its conversation ran last, as the Gate asks
+        it."""
+        ask = self.ask
+        home = None
+        if ask.opening is not None:
+            homes = self.gateway.homes
+            self.conversation = homes.name_of(self.key.id, ask.model.lane, ask.opening)
+            home = homes.find(self.conversation)
+        return self.key.id, ask.model.lane, self.key.limits, self.gateway.now(), home
 
     def await_charges(self):
         """Let the key's finished requests be charged, which takes a second at most: its limits
@@ -279,6 +298,8 @@ class Call:
         """
         left = self.entered + self.gateway.settings.queue_timeout - monotonic()
         if self.ticket.granted.wait(min(seconds, max(left, 0))):
+            if self.ticket.state == "waiting":
+                raise self.gateway.fleet.unavailable(self.ask.model)
             self.granted = monotonic()
             return True
         if seconds >= left:
@@ -286,32 +307,57 @@ class Call:
         return False
 
     def send(self):
-        """The engine's Answer, still to come. Raises Refusal."""
+        """Send the request to its engine; the Answer is still to come. Raises Refusal."""
         take_turn()  # many slots may come free at once
         model = self.ask.model
         meter = self.gateway.fleet.meter(model)
         ask = self.ask
         self.tally = Tally(meter, ask.body, model.context, ask.most, ask.measured)
-        self.loads = model.engine_id in model.engine.resting
-        self.answer = self.gateway.fleet.send(self.ask, self.id)
-        self.engine = model.engine
+        self.engine = self.gateway.fleet.at(self.ticket.place)
+        self.loads = model.engine_id in self.engine.resting
+        self.answer = self.gateway.fleet.send(ask, self.engine, self.id)
         self.engine.pulse.owe(self, monotonic())
         if self.engine.health.word == "stuck":  # by now
             raise stuck(self.engine.health.retry_after(time()))
+        if self.conversation:
+            self.gateway.homes.note(self.conversation, self.ticket.place)
+        if not self.may_move:
+            self.let_go_of_request()
+
+    @property
+    def may_move(self):
+        """Whether another engine could be asked, if this one does not begin."""
+        ticket = self.ticket
+        if len(ticket.lane.places) == 1 or ticket.avoids is not None or self.ask.body is None:
+            return False
+        return self.gateway.gate.is_open(ticket.lane, ticket.place)
+
+    def move(self, error):
+        """Wait for a slot at another engine, before others, where this one has not begun. Raises
+        the error, a Refusal, if it has, or may have, or if there is no other one."""
+        if error.not_begun and self.engine:
+            self.gateway.fleet.note_failure(self.engine, error)
+        if not error.not_begun or not self.may_move:
+            raise error
+        logger.warning("request %s goes to another engine: %s", self.id, error.code)
+        self.take_leave(False)
+        if self.answer:
+            self.answer.close(self.answer.ended)
+        self.answer = self.engine = None
+        self.keep_only(0)
+        self.ticket.granted.clear()
+        wake(self.gateway.gate.put_back(self.ticket))
+
+    def let_go_of_request(self):
+        """The engine has it, or will have: it is sent nowhere else."""
         self.ask.body = None
         self.body.abridged = None
         self.answer.when_request_dropped(self.release_body)
-        return self.answer
 
     def release_body(self):
         """The engine has the body: nothing holds it any more once its prompt is counted."""
         if not self.ask.count:
             self.body.release()
-
-    @property
-    def is_waiting(self):
-        """Whether it waits for a slot."""
-        return bool(self.ticket and self.ticket.state == "waiting")
 
     @property
     def owed_since(self):
@@ -481,6 +527,8 @@ class Call:
             return
         reached = self.answer is not None
         wake(gate.leave(self.ticket, tokens, reached, self.gateway.now()))
+        if gate.is_given_up(self.ticket.place):
+            self.gateway.fleet.at(self.ticket.place).look_due.set()
 
     def figures(self, status=None):
         """The tokens of the request as fields of a Row; none if no engine has taken it.
@@ -523,7 +571,7 @@ class Call:
             id=self.id,
             key_id=self.key.id if self.key else 0,
             model=model.id if model else "",
-            engine=model.engine.url if self.answer else "",
+            engine=self.ticket.place.engine if self.answer else "",
             route=self.route,
             started=self.started,
             queued_ms=self.queued_ms,
@@ -599,7 +647,8 @@ def milliseconds(begin, end):
 
 
 def wake(tickets):
-    """Tell the requests that wait with these tickets that they have their slots."""
+    """Tell the requests that wait with these tickets that they have their slots, or that they will
+    get none."""
     for ticket in tickets:
         ticket.granted.set()
 
@@ -615,30 +664,22 @@ def relay(call, ask):
     """
     stream = ask.stream
     settings = call.gateway.settings
-    begun = False
     fault = None
     if (call.key.keepalive_form or settings.keepalive_form) == "chunk":
         stream.alive_in_chunks(call.id, int(call.started), ask.model.id)
     try:
         call.fetch_images(ask)
         call.enter(ask)
-        while not call.turn(settings.keepalive):
-            begun = True
-            yield stream.alive(f"queued {call.gateway.gate.place(call.ticket)}")
-        since = monotonic()
-        call.send()
-        while (events := first_events(call, since)) is None:
-            begun = True
-            yield stream.alive("loading") if call.loads else stream.alive()
-        begun = True
+        since, events = yield from begin(call)
         call.first = monotonic()
+        call.headed = True
         yield b""  # the head; all that follows goes through the pump
         call.pump_rest(since, events)
         stream.own_figures = attempt(call.figures) or {}
         last = stream.end()
     except Exception as error:
         fault = as_refusal(error)
-        if not begun:
+        if not call.headed:
             raise fault from None
         fault.request_id = call.id
         stream.own_figures = attempt(call.figures) or {}
@@ -648,6 +689,32 @@ def relay(call, ask):
     else:
         call.settle(200, whole=call.all_said)
     yield from in_pieces(last)
+
+
+def begin(call):
+    """Signs of life of a stream while it waits for its slot and its engine; returns when the engine
+    got it, and its first events. Raises Refusal.
+
+    An engine that has not begun with it is left for another one, once.
+    """
+    stream = call.ask.stream
+    keepalive = call.gateway.settings.keepalive
+    while True:
+        while not call.turn(keepalive):
+            call.headed = True
+            yield stream.alive(f"queued {call.gateway.gate.position(call.ticket)}")
+        since = monotonic()
+        try:
+            call.send()
+            while (events := first_events(call, since)) is None:
+                call.headed = True
+                yield stream.alive("loading") if call.loads else stream.alive()
+        except Refusal as error:
+            call.move(error)
+        else:
+            if call.ask.body is not None:
+                call.let_go_of_request()
+            return since, events
 
 
 def in_pieces(event):
@@ -715,10 +782,7 @@ def answer_whole(call, ask, write):
     try:
         call.fetch_images(ask)
         call.enter(ask)
-        call.turn(call.gateway.settings.queue_timeout)
-        since = monotonic()
-        call.send()
-        body = collect(call, since)
+        body = whole_answer(call)
         take_turn()  # many small ones together are not small
         if len(body) <= steps.LARGE:
             data = translated(call, body, write)
@@ -732,11 +796,29 @@ def answer_whole(call, ask, write):
     return data
 
 
+def whole_answer(call):
+    """The body of the engine's answer. Raises Refusal.
+
+    An engine that has not begun with it is left for another one, once.
+    """
+    while True:
+        call.turn(call.gateway.settings.queue_timeout)
+        since = monotonic()
+        try:
+            call.send()
+            body = collect(call, since)
+            if call.answer.status == 200:
+                return body
+            checked(call.answer, body)  # raises
+        except Refusal as error:
+            call.move(error)
+
+
 def translated(call, body, write):
     """The client's body for the engine's."""
     ask = call.ask
     value = body
-    if call.answer.status != 200 or not is_stream(call.answer, body):
+    if not is_stream(call.answer, body):
         value = checked(call.answer, body, ask.each)
     try:
         call.tally.take(value)

@@ -39,6 +39,7 @@ class Refusal(Exception):
     status = 400
     code = "invalid_request"
     final = False  # trying again cannot help, whatever the status says
+    not_begun = False  # the engine has done nothing of the work: another one may be asked
     request_id = None
 
     def __init_subclass__(cls, *, status=None, code=None, final=None):
@@ -150,7 +151,8 @@ class UpstreamError(Refusal, status=502, code="upstream_error"): ...
 class EngineStuck(Refusal, status=502, code="engine_stuck"): ...
 
 
-class ModelUnavailable(Refusal, status=503, code="model_unavailable"): ...
+class ModelUnavailable(Refusal, status=503, code="model_unavailable"):
+    not_begun = True
 
 
 class Overloaded(Refusal, status=503, code="overloaded"): ...

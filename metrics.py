@@ -33,7 +33,7 @@ class Gauges:
         behind = len(self.gateway.ledger.waiting)
         yield GaugeMetricFamily("sparks_active", "Requests that hold a slot", gate.active)
         yield GaugeMetricFamily("sparks_queued", "Requests that wait for a slot", gate.waiting)
-        yield GaugeMetricFamily("sparks_slots", "Slots of each model", gate.slots)
+        yield GaugeMetricFamily("sparks_slots", "Slots of the engines that are on", gate.slots)
         yield GaugeMetricFamily("sparks_engine_up", "Whether an engine serves a model", up)
         yield from engine_families(self.gateway.fleet.engines)
         yield GaugeMetricFamily(

@@ -136,7 +136,7 @@ def read_urls(value):
     found = [read_url(part) for part in parts if not isinstance(part, str) or part.strip()]
     if not found:
         raise ValueError("must hold an address such as http://127.0.0.1:8000")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def read_hosts(value):
@@ -279,9 +279,32 @@ SETTINGS = [
     Setting("loop_warn", 0.1, seconds(0.01, 3600)),
     Setting("log", "logfmt", one_of("logfmt", "json")),
 ]
-FIXED = ("upstream", "upstream_key", "bind", "db", "log")  # cannot change while the gateway runs
+FIXED = ("bind", "db", "log")  # cannot change while the gateway runs
 # Variables that are no settings: read by `load`, by people's clients, and by run.sh.
 NO_SETTINGS = {"SPARKS_CONFIG", "SPARKS_API_KEY", "SPARKS_PYTHON", "SPARKS_VLLM_VENV"}
+
+
+# ---- engines
+
+
+@dataclass
+class EngineEntry:
+    """An `[[engines]]` table: where an engine is, and how much of the work is its own."""
+
+    url: str
+    key: str | None = field(default=None, repr=False)  # None: the setting upstream_key
+    slots: int | None = None  # of each of its models; None: the setting max_active
+    weight: float = 1  # how many requests it takes beside another one's
+    drain: bool = False  # it gets no new requests
+
+
+ENGINE_KEYS = {
+    "url": read_url,
+    "key": read_secret,
+    "slots": whole_number(1, 100_000),
+    "weight": number_within(0.01, 100),
+    "drain": read_flag,
+}
 
 
 # ---- models
@@ -354,11 +377,16 @@ def matches(name, pattern):
 
 
 class Settings:
-    """All settings as attributes, and `models`, a list of ModelEntry."""
+    """All settings as attributes; `engines`, a list of EngineEntry; `models`, one of ModelEntry.
 
-    def __init__(self, values, models):
+    With engines of their own tables `upstream` is the list of their addresses.
+    """
+
+    def __init__(self, values, engines, models):
         self.__dict__.update(values)
         self.models = models
+        self.engines = engines or [EngineEntry(url) for url in self.upstream]
+        self.upstream = [entry.url for entry in self.engines]
 
     def update_from(self, new):
         """Take over what may change while the gateway runs.
@@ -382,12 +410,14 @@ def load(environ=os.environ, warn=lambda line: print(line, file=sys.stderr)):
                 "sparks.example.toml lists them all"
             )
     models = read_models(table.pop("models", {}))
+    engines = read_engines(table, environ)
     unknown = table.keys() - {setting.name for setting in SETTINGS}
     if unknown:
         raise SettingsError(
             f"sparks.toml: there is no setting {min(unknown)!r}; sparks.example.toml lists them all"
         )
-    settings = Settings({each.name: value_of(each, environ, table) for each in SETTINGS}, models)
+    values = {each.name: value_of(each, environ, table) for each in SETTINGS}
+    settings = Settings(values, engines, models)
     if settings.max_bodies < settings.max_body:
         raise SettingsError(
             "max_bodies must not be below max_body, or the largest request could never come in"
@@ -428,6 +458,36 @@ def value_of(setting, environ, table):
         raise SettingsError(f"{name} {error}") from None
 
 
+def read_engines(table, environ):
+    """A list of EngineEntry, of the tables [[engines]], which are taken out of the file's. The
+    variable of the short form wins over them, as any variable does over the file."""
+    if "engines" not in table:
+        return []
+    value = table.pop("engines")
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise SettingsError("sparks.toml: engines must be tables, each below a line [[engines]]")
+    engines = [read_engine(number, entry) for number, entry in enumerate(value, 1)]
+    urls = [engine.url.lower() for engine in engines]
+    twice = next((url for url in urls if urls.count(url) > 1), None)
+    if twice:
+        raise SettingsError(f"sparks.toml: two engines have one url, {twice}")
+    if engines and table.get("upstream"):
+        raise SettingsError("sparks.toml: upstream is the short form of [[engines]]; take one away")
+    if environ.get("SPARKS_UPSTREAM", "").strip():
+        return []
+    return engines
+
+
+def read_engine(number, entry):
+    """An EngineEntry, of its table, the first of which is number 1."""
+    where = f"sparks.toml: engines, number {number}:"
+    given = {name: value for name, value in entry.items() if value != ""}
+    values = read_fields(where, given, ENGINE_KEYS)
+    if "url" not in values:
+        raise SettingsError(f"{where} it needs a url")
+    return EngineEntry(**values)
+
+
 def read_models(value):
     """A list of ModelEntry, of the tables below [models]."""
     if not isinstance(value, dict) or not all(isinstance(entry, dict) for entry in value.values()):
@@ -444,13 +504,19 @@ def read_models(value):
 
 def read_model(name, entry):
     """A ModelEntry, of its name and its table."""
+    return ModelEntry(name, **read_fields(f'sparks.toml: models."{name}"', entry, MODEL_KEYS, "."))
+
+
+def read_fields(where, table, readers, mark=" "):
+    """The values of a table's fields as their readers give them. `where` it is, and `mark` stand in
+    front of a field's name. Raises SettingsError."""
     values = {}
-    for key, value in entry.items():
-        where = f'sparks.toml: models."{name}".{key}'
-        if key not in MODEL_KEYS:
-            raise SettingsError(f"{where} is unknown; there are {', '.join(MODEL_KEYS)}")
+    for key, value in table.items():
+        field_name = f"{where}{mark}{key}"
+        if key not in readers:
+            raise SettingsError(f"{field_name} is unknown; there are {', '.join(readers)}")
         try:
-            values[key] = MODEL_KEYS[key](value)
+            values[key] = readers[key](value)
         except ValueError as error:
-            raise SettingsError(f"{where} {error}") from None
-    return ModelEntry(name, **values)
+            raise SettingsError(f"{field_name} {error}") from None
+    return values

@@ -57,7 +57,7 @@ import gevent
 
 import keys
 from admission import Gate
-from call import Gateway, wake
+from call import Gateway
 from engines import local
 from engines.fleet import Fleet
 from engines.local.process import ServerProcess
@@ -164,7 +164,7 @@ class Service:
         self.gateway = Gateway(
             settings,
             self.fleet,
-            Gate(settings.max_active, settings.max_queued),
+            Gate(settings.max_queued),
             self.ledger,
             Bodies(settings.max_bodies),
             Room(settings.max_bodies),
@@ -173,6 +173,9 @@ class Service:
         )
         self.remedies = Remedies(settings)
         self.fleet.notes += [self.gateway.note_engine, self.remedies.note]
+        self.fleet.arranged = self.gateway.arrange
+        self.fleet.running = self.gateway.running
+        self.gateway.arrange()
         self.gateway.read_budgets()
         metrics.watch(self.gateway)
         self.monitor = Monitor(metrics.run, settings)
@@ -221,13 +224,10 @@ class Service:
         if self.is_local:
             local.adopt(new, settings.upstream)
         fixed = settings.update_from(new)
-        gate = self.gateway.gate
-        gate.slots = settings.max_active
-        gate.most_waiting = settings.max_queued
+        self.gateway.gate.most_waiting = settings.max_queued
         self.gateway.bodies.most = settings.max_bodies
         self.gateway.answers.most = settings.max_bodies
-        self.fleet.update()
-        wake(gate.grant())
+        self.fleet.reload()
         restart = f"; {', '.join(fixed)} need a restart" if fixed else ""
         logger.warning("reload: sparks.toml was read%s", restart)
 
@@ -248,7 +248,7 @@ class Service:
 def state_of(engine, fleet):
     """An Engine as a store.states.State."""
     health = engine.health
-    models = [described(model) for model in fleet.known if model.engine is engine]
+    models = [described(model) for model in fleet.known if engine in model.places.values()]
     return states.State(
         engine.url, health.word, health.reason, health.since, health.error, "; ".join(models)
     )

@@ -57,6 +57,7 @@ class Ask:
     own_figures
              what stands in for the figures that a plain answer's engine does not give, in the same
              names; a stream has its own
+    opening  what tells its conversation from others, over all of its turns; None: nobody asks
     """
 
     path: str | None
@@ -74,6 +75,7 @@ class Ask:
     measured: tuple | None = None
     each: tuple | None = None
     own_figures: dict = field(default_factory=dict)
+    opening: bytes | None = None
 
     @property
     def images(self):

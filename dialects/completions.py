@@ -8,7 +8,7 @@ Source: the gateway's specification, pages 2 and 3; OpenAI's reference of POST /
 
 import steps
 from dialects import Ask, sampling
-from dialects.engine import model_for, written
+from dialects.engine import USUALLY_LEFT, model_for, written
 from dialects.history import Ignored
 from dialects.read import choices_asked, hold_back, parse, read_stream, typed, whole_ids
 from errors import InvalidRequest, error_body
@@ -50,11 +50,21 @@ def read(body, fleet):
     if n is not None:
         n *= prompts
     most = sampling.most_tokens(payload, n)
+    opening = opening_of_prompt(payload.get("prompt")) if len(model.places) > 1 else None
     stream = None
     if streams:
         payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
         stream = PromptStream(usage, n, model.id)
-    return Ask(PATH, written(payload), model, stream, most=most, left_out=ignored)
+    body = written(payload)
+    return Ask(PATH, body, model, stream, most=most, left_out=ignored, opening=opening)
+
+
+def opening_of_prompt(prompt):
+    """How a prompt begins, as bytes. In its next turn a conversation's is longer."""
+    first = prompt or ""
+    if isinstance(prompt, list) and isinstance(prompt[0], (str, list)):
+        first = prompt[0]
+    return dumps(first[:USUALLY_LEFT])
 
 
 def read_prompt(payload):

@@ -10,7 +10,7 @@ from dialects.read import too_deep
 from errors import InvalidRequest
 from mending.thinking import set_reasoning
 from steps import joined, keep, parts_of
-from values import dumps
+from values import as_dict, dumps
 
 CHAT = "/v1/chat/completions"
 IMAGE = "a data URL (data:image/png;base64,...)"
@@ -20,6 +20,9 @@ DATA_IMAGE = re.compile(r"data:image/(?:png|jpe?g|pjpeg|gif|webp|(?:x-ms-)?bmp);
 # The end of a string that front/large_json.py has cut, whose rest is not looked at.
 CUT = re.compile(r"\x01[0-9a-f]{16}:\d{1,9}\x01\Z")
 MOST_CUT = 32  # characters of it
+MOST_OPENING = 32  # messages before an answer, and parts of one, that are looked at
+MOST_WHOLE = 8000  # bytes of a text that is not cut, escaped as programs usually do
+USUALLY_LEFT = 300  # characters of one that is
 LOOKED_AT = 1 << 13  # characters of an image, a multiple of 8
 ALPHABET = re.compile(r"[A-Za-z0-9+/]+")  # of base64 (RFC 4648, 4)
 PURPOSES = {"chat": "a chat model", "embedding": "an embedding model"}
@@ -43,7 +46,9 @@ def engine_chat(payload, fleet, make_stream=None, **extra):
         payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
         stream = make_stream(names, model)
     most = sampling.most_tokens(payload, payload.get("n") or 1)
-    return Ask(CHAT, written(payload, images_of(payload)), model, stream, extra, most=most)
+    opening = opening_of(payload["messages"]) if len(model.places) > 1 else None
+    body = written(payload, images_of(payload))
+    return Ask(CHAT, body, model, stream, extra, most=most, opening=opening)
 
 
 def model_for(fleet, name, purpose):
@@ -75,6 +80,37 @@ def fit_to_model(payload, fleet):
         set_reasoning(message, (model.engine_kind.earlier_reasoning,))
     payload["model"] = model.engine_id
     return model
+
+
+# ---- which conversation it is
+
+
+def opening_of(messages):
+    """What stands before the first answer of a chat, as bytes: it stays while the chat goes on."""
+    texts = []
+    for message in messages[:MOST_OPENING]:
+        if message.get("role") == "assistant":
+            break
+        texts += [message["role"], *texts_in(message.get("content"))]
+    return dumps([beginning_of(text) for text in texts])
+
+
+def texts_in(content):
+    """The texts of a message's content, and the addresses of its images."""
+    if isinstance(content, str):
+        return [content]
+    parts = [part for part in content or () if isinstance(part, dict)][:MOST_OPENING]
+    images = [as_dict(part.get("image_url")).get("url") for part in parts]
+    found = [*(part.get("text") for part in parts), *images]
+    return [text for text in found if isinstance(text, str)]
+
+
+def beginning_of(text):
+    """A text or, of one that front/large_json.py cuts in large requests, what that leaves: the next
+    turn may be such a request."""
+    if len(text) > MOST_WHOLE or len(text.encode()) > MOST_WHOLE or CUT.search(text):
+        return text[:USUALLY_LEFT]
+    return text
 
 
 # ---- the length of a prompt

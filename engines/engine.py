@@ -45,14 +45,14 @@ class Engine:
     look_due  an Event: it is to be looked at now, not only when `settings.poll` is over
     looked    the monotonic moment at which the last look began
     counts    a semaphore for prompts that it is asked to count
+    slots     of each of its models, and `weight`: see admission.Seats
     """
 
     def __init__(self, url, key=None):
         """`key`: the engine's own, sent with everything that it is asked."""
         self.url = url
-        self.headers = {}
-        if key:
-            self.headers["Authorization"] = f"Bearer {key}"
+        self.use_key(key)
+        self.slots = self.weight = 1
         self.pool = Pool(url)
         self.looks = Pool(url, self.pool.tls)
         self.health = Health(time())
@@ -66,6 +66,9 @@ class Engine:
         self.look_due = Event()
         self.looked = 0.0
         self.counts = BoundedSemaphore(COUNTS)
+
+    def use_key(self, key):
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     @property
     def serves(self):

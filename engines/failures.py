@@ -5,7 +5,7 @@ Shapes: OpenAI's {"error": {...}}, {"error": "a sentence"}, FastAPI's {"detail":
 
 import re
 
-from engines.kinds import CLIENTS_MISTAKE, PROMPT_FIELDS, TOO_LONG
+from engines.kinds import CLIENTS_MISTAKE, NOT_BEGUN, PROMPT_FIELDS, TOO_LONG
 from errors import RETRY_AFTER, Refusal, UpstreamError
 
 MAX_MESSAGE = 2000  # characters of an engine's message; some repeat the whole prompt
@@ -30,6 +30,7 @@ def from_engine(status, answer, retry_after=None):
     retry_after  the header of that name, or None
     """
     fields = fields_of(answer)
+    turned_away = status
     status = status or numeric(fields.get("code")) or 502
     message = message_of(fields) or f"the engine answered with status {status}"
     if status in (401, 403):  # its key is ours to set, not the client's
@@ -49,7 +50,17 @@ def from_engine(status, answer, retry_after=None):
         code = "context_length_exceeded"
         if param in PROMPT_FIELDS:
             param = "messages"
-    return Refusal(message, param, status=status, code=code, retry_after=wait(status, retry_after))
+    refusal = Refusal(
+        message, param, status=status, code=code, retry_after=wait(status, retry_after)
+    )
+    refusal.not_begun = is_turned_away(turned_away, message)
+    return refusal
+
+
+def is_turned_away(status, message):
+    """Whether an engine's answer of this HTTP status, if it was none inside a stream, says that it
+    has not begun with the request (RFC 6585, 4; RFC 9110, 15.6.4)."""
+    return status == 429 or status == 503 and NOT_BEGUN.search(message) is not None
 
 
 def fields_of(answer):

@@ -8,8 +8,10 @@ import gevent
 from gevent import Timeout
 from gevent.event import Event
 
+from admission import Seats, unserved
 from counting import IMAGE_TOKENS, Meter, length_of_request
 from engines.engine import COUNT_TIMEOUT, Engine
+from engines.health import Trouble
 from engines.http1 import Off
 from engines.models import Catalogue, Model, names_of, unknown
 from engines.watchdog import Watchdog
@@ -35,20 +37,30 @@ class Fleet:
     `watch` looks at each engine every `settings.poll` seconds, for ever; the Event `seen` is set
     once each has been looked at.
 
-    known   all Models, loaded or not
-    meters  {lane: counting.Meter}
-    notes   functions that are told of each change of an engine's state: (Engine)
-    told    {Engine: (its state in words, when the log said so)}
+    known     all Models, loaded or not
+    leaving   engines that the settings do not name any more, while requests run there
+    meters    {lane: counting.Meter}
+    notes     functions that are told of each change of an engine's state: (Engine)
+    told      {Engine: (its state in words, when the log said so)}
+    drained   engines of which the log has said that nothing runs there any more
+    arranged  a function that is told when the places for requests may have changed
+    running   a function: (Engine) -> how many requests run there
     """
 
     def __init__(self, settings):
+        """With the engines that the settings name, none of which has been looked at."""
         self.settings = settings
-        self.engines = [Engine(url, settings.upstream_key) for url in settings.upstream]
+        self.engines = []
+        self.leaving = []
         self.seen = Event()
-        self.unseen = set(self.engines)
         self.meters = {}
         self.notes = []
         self.told = {}
+        self.drained = set()
+        self.arranged = lambda: None
+        self.running = lambda engine: 0
+        self.follow_settings()
+        self.unseen = set(self.engines)
         self.update()
 
     # -- what there is
@@ -74,22 +86,18 @@ class Fleet:
             raise self.unavailable(found)
         return found
 
-    def serves(self, model):
-        """Whether some engine still serves a Model that was found."""
-        found = self.meant(model.id)
-        return bool(found and found.loaded)
-
     def unavailable(self, model):
         """The Refusal for a Model that no engine serves, or for no known one: None."""
-        engine = self.engines[0]
+        engines = self.engines[:1]
         called = "the model"
         if model:
             called = f"the model {model.id}"
-            engine = model.engine or engine
-        health = engine.health
+            engines = model.places.values() or engines
+        now = time()
+        health = min((engine.health for engine in engines), key=lambda one: one.retry_after(now))
         return ModelUnavailable(
             f"{called} {UNAVAILABLE.get(health.word, 'is not loaded right now')}; try again later",
-            retry_after=health.retry_after(time()),
+            retry_after=health.retry_after(now),
         )
 
     def meant(self, name):
@@ -119,14 +127,16 @@ class Fleet:
     # -- looks
 
     def watch(self):
-        gevent.joinall([gevent.spawn(self.watch_one, engine) for engine in self.engines])
+        for engine in self.engines:
+            gevent.spawn(self.watch_one, engine)
 
     def watch_one(self, engine):
         """Each engine has its own greenlets: a slow one holds up no other."""
-        gevent.spawn(Watchdog(engine, self.settings, self.note).watch)
-        while True:
+        watchdog = gevent.spawn(Watchdog(engine, self.settings, self.note).watch)
+        while engine in self.engines or engine in self.leaving:
             try:
                 self.look(engine)
+                self.let_go(engine)
             except Exception:  # whatever an engine says: the next look may do better
                 logger.exception("a look at an engine failed")
             pause = self.pause_after(engine)
@@ -135,11 +145,27 @@ class Fleet:
             engine.look_due.wait(pause - least)
             engine.look_due.clear()
 
+        watchdog.kill()
+
     def pause_after(self, engine):
         """Seconds until the next look: few where the engine is gone, and may be back any moment."""
         if engine.health.word in ("off", "loading"):
             return min(GONE_PAUSE, self.settings.poll)
         return self.settings.poll
+
+    def let_go(self, engine):
+        """Say of an engine that is drained that nothing runs there any more, and forget one that
+        the settings do not name."""
+        if not engine.health.drains:
+            self.drained.discard(engine)
+        elif not self.running(engine) and engine not in self.drained:
+            self.drained.add(engine)
+            logger.warning("engine %s is drained: nothing runs there any more", engine.url)
+        if engine in self.leaving and engine in self.drained:
+            self.leaving.remove(engine)
+            self.drained.discard(engine)
+            self.told.pop(engine, None)
+            engine.pool.clear()
 
     def look(self, engine):
         """Look at an engine, and bring all that depends on it up to date."""
@@ -174,21 +200,71 @@ class Fleet:
     def update(self):
         """Bring `known` up to date with the settings and with what the engines list."""
         self.known = Catalogue(self.settings, self.engines).models()
+        self.arranged()
+
+    def arrangement(self):
+        """Where requests can run, as the Gate is told it: ({lane: names of its places}, {name of a
+        place: its Seats})."""
+        lanes = {model.lane: tuple(model.places) for model in self.known}
+        places = {
+            place: Seats(engine.slots, engine.weight, engine.serves)
+            for model in self.known
+            for place, engine in model.places.items()
+        }
+        return lanes, places
+
+    # -- the settings
+
+    def reload(self):
+        """The settings may name other engines now, and say other things of them."""
+        came = self.follow_settings()
+        for engine in came:
+            gevent.spawn(self.watch_one, engine)
+        self.update()
+        for engine in [*self.engines, *self.leaving]:
+            engine.look_due.set()
+
+    def follow_settings(self):
+        """Have the engines that the settings name, as they say it. Returns those that are new."""
+        settings = self.settings
+        known = {engine.url: engine for engine in [*self.engines, *self.leaving]}
+        named = {entry.url: known.get(entry.url) or Engine(entry.url) for entry in settings.engines}
+        self.engines = list(named.values())
+        self.leaving = [engine for engine in known.values() if engine.url not in named]
+        for entry, engine in zip(settings.engines, self.engines, strict=True):
+            engine.use_key(entry.key or settings.upstream_key)
+            engine.slots = entry.slots or settings.max_active
+            engine.weight = entry.weight
+            engine.health.drain(entry.drain, time())
+        for engine in self.leaving:
+            engine.health.drain(True, time())
+        return [engine for engine in self.engines if engine.url not in known]
 
     # -- work
 
-    def send(self, ask, request_id):
-        """POST an Ask to its engine and give the Answer. Raises ModelUnavailable, UpstreamError."""
-        engine = ask.model.engine
+    def send(self, ask, engine, request_id):
+        """POST an Ask to an engine and give the Answer. Raises ModelUnavailable, UpstreamError."""
         if engine.health.word == "stuck":
-            raise self.unavailable(ask.model)
+            raise unserved()
         headers = {**engine.headers, "X-Request-Id": request_id}
-        try:
-            return engine.pool.post(ask.path, ask.body, headers)
-        except Off as error:
-            engine.look_due.set()
-            error.retry_after = RETRY_AFTER
-            raise
+        return engine.pool.post(ask.path, ask.body, headers)
+
+    def at(self, place):
+        """The engine at a place, which may have come after the Model was found, or be leaving."""
+        for engine in (*self.engines, *self.leaving):
+            if engine.url == place.engine:
+                return engine
+        raise unserved()
+
+    def note_failure(self, engine, error):
+        """An engine has not begun with a request. `error`: the Refusal that says so."""
+        engine.look_due.set()
+        if not isinstance(error, Off):
+            return
+        error.retry_after = RETRY_AFTER
+        if error.sure:  # no other request needs to find that out
+            engine.health.is_troubled(Trouble("off", error.reason, True), time())
+            self.note(engine)
 
     def count(self, ask):
         """How many tokens the prompt of an Ask has, by the engine's own tokenizer and template, or

@@ -39,6 +39,7 @@ class Health:
     since   when that state began
     error   the last trouble there was, as "word: reason", or None
     failed  how many looks in a row have gone wrong, and not for being slow
+    drains  its owner takes it out: it gets no requests, though it serves
     """
 
     def __init__(self, now):
@@ -47,11 +48,17 @@ class Health:
         self.since = now
         self.error = None
         self.failed = 0
+        self.drains = False
 
     @property
     def serves(self):
         """Whether it gets requests."""
         return self.word in SERVES
+
+    @property
+    def answers(self):
+        """Whether it was well when it was last looked at."""
+        return self.serves or self.word == "draining"
 
     def is_well(self, now):
         """A look went well."""
@@ -66,24 +73,34 @@ class Health:
             return
         if word == "busy":
             self.failed = 0
-            if not self.serves:
+            if not self.answers:
                 word = "loading"
         else:
             self.failed += 1
         doubtful = not trouble.sure and word != "busy" and self.failed < FAILED_LOOKS
-        if self.serves and doubtful:
+        if self.answers and doubtful:
             self.error = f"{word}: {trouble.reason}"
         else:
             self.note(word, trouble.reason, now)
 
     def note(self, word, reason, now):
         """It is so from now on, if it was not before. `reason`: see above."""
+        if self.drains and word in SERVES:
+            word = "draining"
+            reason = "it gets no new requests, as sparks.toml says"
         if word != self.word:
             self.since = now
         self.word = word
         self.reason = reason
-        if reason:
+        if reason and word != "draining":
             self.error = f"{word}: {reason}"
+
+    def drain(self, drains, now):
+        """Its owner takes it out, or lets it in again."""
+        changed = drains != self.drains
+        self.drains = drains
+        if changed and self.answers:
+            self.note("up", None, now)
 
     def retry_after(self, now):
         """Whole seconds after which another try makes sense: half as long as the trouble has

@@ -45,6 +45,12 @@ class Silent(Exception):
     """Nothing has come within the time."""
 
 
+class NotTaken(UpstreamError):
+    """The engine has not taken all of the request."""
+
+    not_begun = True
+
+
 class Off(ModelUnavailable):
     """There is no way to connect to the engine.
 
@@ -553,9 +559,8 @@ class Answer:
                 "the engine took the request and closed the connection without an answer; it may"
                 " have worked on it: send the request again if that does no harm"
             )
-        return UpstreamError(
-            "the engine closed the connection without an answer; send the request again"
-        )
+        kind = UpstreamError if self.sent else NotTaken
+        return kind("the engine closed the connection without an answer; send the request again")
 
     # -- the answer
 

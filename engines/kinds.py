@@ -34,6 +34,12 @@ LENGTHS = (
         r" exceeds the available context size \((?P<most>\d+) tokens\)"
     ),
 )
+# What a 503 says of a request that the engine has not begun with: it is loading, or full. vLLM's
+# "please retry" is no such word: it had begun.
+NOT_BEGUN = re.compile(
+    r"loading|busy|scaling|queue|backlog|overload|too many|capacity|cannot accept|pending requests",
+    re.IGNORECASE,
+)
 PROMPT_FIELDS = (None, "input_tokens", "input_text")  # vLLM's `param` of a prompt that is too long
 # Fields of a request by which it would choose its own place in an engine's queue, the part of the
 # engine that works on it, or where its cache is fetched from: vLLM's, SGLang's, llama.cpp's,

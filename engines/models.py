@@ -5,11 +5,18 @@ Pure: engines are only read here.
 
 import posixpath
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import NamedTuple
 
 from engines.kinds import OTHER, Kind
 from errors import ModelNotFound
 from settings import matches
+
+
+class Where(NamedTuple):
+    """Where a model's slots are: several names of one engine's model share them."""
+
+    engine: str  # its url
+    weights: str
 
 
 @dataclass
@@ -18,7 +25,6 @@ class Model:
 
     id               its public name
     engine_id        the engine's name for it
-    lane             what its slots belong to: several names of one engine's model share them
     aliases          further public names, patterns among them
     others           further names that it has at its engine
     purpose          "chat" or "embedding"
@@ -29,14 +35,13 @@ class Model:
     effort           a key of reasoning.TABLES
     reasoning_field  a key of reasoning.FIELDS
     context          tokens, or None while the engine has not said
-    loaded           its engine serves it right now
-    engine           the engine.Engine that has it, or None
-    engine_kind      the kinds.Kind of its engine
+    loaded           an engine serves it right now
+    places           {Where: engine.Engine} of each engine that has it, first those that serve
+    engine_kind      the kinds.Kind of its engines
     """
 
     id: str
     engine_id: str | None = None
-    lane: str = ""
     aliases: list = field(default_factory=list)
     others: list = field(default_factory=list)
     purpose: str = "chat"
@@ -48,8 +53,23 @@ class Model:
     reasoning_field: str = "both"
     context: int | None = None
     loaded: bool = False
-    engine: Any = None
+    places: dict = field(default_factory=dict)
     engine_kind: Kind = OTHER
+
+    @property
+    def lane(self):
+        """The name of its queue: all names of it share one."""
+        return f"{self.purpose} {self.engine_id}"
+
+    @property
+    def engine(self):
+        """The first of its engines, one that serves if there is any; or None."""
+        return next(iter(self.places.values()), None)
+
+    @property
+    def slots(self):
+        """How many requests for it run at once, at the engines that serve."""
+        return sum(engine.slots for engine in self.places.values() if engine.serves)
 
     @property
     def names(self):
@@ -73,8 +93,11 @@ class Model:
 class Catalogue:
     """From the settings and what the engines list to Models.
 
-    Each model goes to the first engine that has it, one that serves before one that does not. The
-    default model, and the one that the setting `model` names, are the first engine's.
+    Engines that list a model under the same id, and are of one kind and for one purpose, have it
+    together; of others with that id the first one has it, one that serves before one that does not.
+    The default model, and the one that the setting `model` names, are the first engine's.
+
+    A group is an engine with those entries of its list that are names of one model.
     """
 
     def __init__(self, settings, engines):
@@ -86,9 +109,10 @@ class Catalogue:
         engines = sorted(self.engines, key=lambda engine: not engine.serves)
         if self.settings.models:
             groups = [group for engine in engines for group in groups_of(engine)]
+            picked = [self.pick(entry, groups) for entry in self.settings.models]
             models = [
-                self.from_settings(entry, self.pick(entry, groups))
-                for entry in self.settings.models
+                self.from_settings(entry, together(group, groups))
+                for entry, group in zip(self.settings.models, picked, strict=True)
             ]
         else:
             models = self.unconfigured(engines)
@@ -111,19 +135,26 @@ class Catalogue:
     def unconfigured(self, engines):
         """The models when the settings have no table of any, but perhaps a name for the first
         engine's."""
-        models = []
+        groups = [(engine, [entry]) for engine in engines for entry in engine.listed]
         public = self.settings.model
-        if public:
-            first = self.engines[0]
-            groups = groups_of(first)
-            found = self.match(public, groups)
-            if groups and not found:
-                found = groups[0]
-            models.append(self.describe(public, found))
-            engines = [engine for engine in engines if engine is not first]
-        for engine in engines:
-            models += [self.describe(entry["id"], (engine, [entry])) for entry in engine.listed]
-        return distinct(models)
+        if not public:
+            return self.each_of(groups)
+        first = self.engines[0]
+        own = groups_of(first)
+        found = self.match(public, own)
+        if own and not found:
+            found = own[0]
+        others = [group for group in groups if group[0] is not first]
+        having = together(found, others)
+        rest = [group for group in others if group not in having]
+        return distinct([self.describe(public, having), *self.each_of(rest)])
+
+    def each_of(self, groups):
+        """A Model for each id in groups of one entry."""
+        found = {}
+        for group in groups:
+            found.setdefault(group[1][0]["id"], group)
+        return [self.describe(name, together(group, groups)) for name, group in found.items()]
 
     def pick(self, entry, groups):
         """The group for a configured model (a ModelEntry), or None. If there is one of each, they
@@ -131,8 +162,9 @@ class Catalogue:
         if entry.engine:
             return self.match(entry.engine, groups)
         found = self.match(entry.id, groups)
-        if not found and len(groups) == len(self.settings.models) == 1:
-            return groups[0]
+        if not found and groups and len(self.settings.models) == 1:
+            alone = len(together(groups[0], groups)) == len(groups)
+            return groups[0] if alone else None
         return found
 
     @staticmethod
@@ -143,9 +175,9 @@ class Catalogue:
                 return group
         return None
 
-    def from_settings(self, entry, group):
-        """The Model of a ModelEntry, with what its engine says of it."""
-        model = self.describe(entry.id, group)
+    def from_settings(self, entry, groups):
+        """The Model of a ModelEntry, with what its engines say of it."""
+        model = self.describe(entry.id, groups)
         model.default = entry.default
         model.effort = entry.effort
         model.aliases = entry.aliases
@@ -158,23 +190,42 @@ class Catalogue:
         model.sampling = entry.sampling
         return model
 
-    def describe(self, public, group):
-        """A Model from a group of an engine's entries; without one, a model that is not there."""
+    def describe(self, public, groups):
+        """A Model from the groups of the engines that have it; without any, one that is not
+        there."""
         model = Model(public, reasoning_field=self.settings.reasoning_field)
-        if group is None:
+        if not groups:
             return model
-        engine, (first, *more) = group
-        weights = engine.kind.weights_of(first)
-        others = [*ids_of(more), posixpath.basename(weights)]
+        engine, (first, *more) = groups[0]
+        others = [*ids_of(more), posixpath.basename(engine.kind.weights_of(first))]
+        contexts = [engine.kind.context_of(entries[0]) for _, entries in groups]
         model.engine_id = first["id"]
-        model.lane = f"{engine.url} {weights}"
         model.others = [name for name in others if name and name != public]
         model.purpose = engine.purpose
-        model.context = engine.kind.context_of(first)
-        model.loaded = engine.serves
-        model.engine = engine
+        model.context = min(filter(None, contexts), default=None)  # it may run at any of them
+        model.loaded = any(engine.serves for engine, _ in groups)
+        model.places = {where(*group): group[0] for group in groups}
         model.engine_kind = engine.kind
         return model
+
+
+def where(engine, entries):
+    """The Where of a group."""
+    return Where(engine.url, engine.kind.weights_of(entries[0]))
+
+
+def together(group, groups):
+    """A group, and those of other engines that have the same model: a request that one can serve
+    can be served by each. None: no model, so no engines."""
+    if group is None:
+        return []
+    engine, (first, *_) = group
+    found = {engine: group}
+    for other, entries in groups:
+        alike = (other.kind, other.purpose) == (engine.kind, engine.purpose)
+        if alike and first["id"] in ids_of(entries):
+            found.setdefault(other, (other, entries))
+    return list(found.values())
 
 
 def names_of(models):

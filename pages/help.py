@@ -185,6 +185,7 @@ def contents(settings, models, base_url):
     """All that the page says, as a dict: its JSON form."""
     base_url = api_address(base_url)
     default = shown_model(models)
+    slots = (default and default.slots) or settings.max_active
     page = {
         "name": NAME,
         "base_url": base_url,
@@ -192,8 +193,8 @@ def contents(settings, models, base_url):
         "model": default and default.id,
         "models": [about(model) for model in models[:MOST_MODELS]],
         "description": settings.description,
-        "slots": settings.max_active,
-        "limits": limits(settings),
+        "slots": slots,
+        "limits": limits(settings, slots),
         "privacy": (
             "prompts and completions are never stored. Per-key request counts, status, latency, "
             "and token counts are."
@@ -291,9 +292,9 @@ def native(table):
     return switches
 
 
-def limits(settings):
+def limits(settings, slots):
     return {
-        "active_requests": settings.max_active,
+        "active_requests": slots,
         "body_bytes": settings.max_body,
         "keepalive_seconds": settings.keepalive,
         "stall_seconds": settings.stall_timeout,

@@ -10,9 +10,9 @@ Here is what both sides know.
 
 import socket
 
-from settings import ModelEntry
+from settings import EngineEntry, ModelEntry
 
-COMMANDS = ("serve", "embed")  # one engine each, in the order of settings.upstream
+COMMANDS = ("serve", "embed")  # one engine each, in the order of settings.engines
 MODEL_ID = "smollm2-135m-instruct"
 EMBEDDING_ID = "all-minilm-l6-v2"
 HOST = "127.0.0.1"
@@ -36,6 +36,7 @@ def free_port():
 def adopt(settings, upstream=None):
     """Turn the settings to engines of ours: those at `upstream`, or new ones on free ports."""
     settings.upstream = upstream or [f"http://{HOST}:{free_port()}" for _ in COMMANDS]
+    settings.engines = [EngineEntry(url) for url in settings.upstream]
     settings.upstream_key = None
     settings.max_active = min(settings.max_active, SLOTS)
     if settings.models:

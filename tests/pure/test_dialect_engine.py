@@ -1,9 +1,12 @@
 """What becomes of every chat, whatever its API: the engine's own words in it."""
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from dialects import chat, messages
+from dialects import chat, completions, messages
+from dialects.completions import opening_of_prompt
+from dialects.engine import engine_chat, opening_of
 from dialects.messages import count
 from dialects.responses import Responses
 from engines.kinds import OTHER, Kind
@@ -115,3 +118,34 @@ class Fleet:
 def test_reasoning_of_earlier_turns_goes_where_the_engine_reads_it(dialect, body, kind, field):
     sent = json.loads(b"".join(dialect.read(json.dumps(body).encode(), Fleet(kind)).body))
     assert sent["messages"] == [HELLO, {"role": "assistant", "content": "Hi", field: "hm"}, HELLO]
+
+
+# ---- which conversation it is
+
+def test_a_conversation_is_told_by_what_stands_before_its_first_answer():
+    system, question = {"role": "system", "content": "S" * 20_000}, {"role": "user", "content": "How?"}
+    begun = [system, {"role": "user", "content": [{"type": "text", "text": "It is so."},
+             {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}, question]
+    more = [{"role": "assistant", "content": "So."}, {"role": "user", "content": "Why?"}]
+    assert opening_of(begun) == opening_of(begun + more) == opening_of(begun + more * 20)
+    cut = {**system, "content": "S" * 1000 + "\x01" + "0123456789abcdef" + ":7\x01"}       # as it is in a large request
+    assert opening_of([cut, *begun[1:], *more]) == opening_of(begun)
+    others = [[system, question], [question], [{**system, "content": "T" * 20_000}, *begun[1:]], [system, begun[1], {**question, "content": "When?"}],
+              [*begun[:2], {**question, "role": "developer"}], [{"role": "user", "content": None}], []]
+    assert len({opening_of(messages) for messages in (begun, *others)}) == len(others) + 1
+
+
+def test_what_is_looked_at_of_an_opening_is_bounded():
+    message = {"role": "user", "content": [{"type": "text", "text": "x" * 100_000}] * 1000}
+    assert len(opening_of([message] * 1000)) < 400_000
+
+
+def test_only_a_model_with_several_engines_has_its_conversations_told_apart():
+    body = [{"role": "user", "content": "Hi"}]
+    for places, told in (({}, False), ({1: None}, False), ({1: None, 2: None}, True)):
+        model = Model("m", engine_id="m", places=places)
+        fleet = SimpleNamespace(find=lambda name, model=model: model)
+        assert (engine_chat({"messages": [*body]}, fleet).opening is not None) == told
+        assert (completions.read(b'{"prompt": "Once"}', fleet).opening is not None) == told
+    prompts = ("x" * 1000, "x" * 5000, ["x" * 400, "y"], "y", [1, 2, 3], [[1, 2, 3], [4]], None)
+    assert [opening_of_prompt(prompt) for prompt in prompts] == [b'"' + b"x" * 300 + b'"'] * 3 + [b'"y"', b"[1,2,3]", b"[1,2,3]", b'""']

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 
@@ -173,6 +174,11 @@ def test_models_that_think_alike_share_a_chapter():
 def test_without_a_known_context_none_is_named():
     text = page(models=[model(context=None)])
     assert "- 8 requests run at once" in text and "contextWindow" not in text and "850" not in text
+
+
+def test_slots_of_several_engines():
+    engines = [SimpleNamespace(slots=n, serves=n > 1, url=str(n)) for n in (1, 2, 4)]
+    assert "- 6 requests run at once" in page(models=[model(context=None, places={engine.url: engine for engine in engines})], max_active="3")
 
 
 def test_slots():

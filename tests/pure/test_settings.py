@@ -7,7 +7,7 @@ import pytest
 import reasoning
 import settings
 from errors import SettingsError
-from settings import MODEL_KEYS, SETTINGS
+from settings import ENGINE_KEYS, MODEL_KEYS, SETTINGS, EngineEntry
 
 EXAMPLE = settings.HOME / "sparks.example.toml"
 MARK = re.compile(r"^#(?=[a-z_]+ = |\[)", re.M)      # a setting that is commented out; prose has a space after the mark
@@ -45,16 +45,20 @@ def test_example_sets_nothing_by_itself():
 
 def test_example_has_every_setting_in_order_with_its_default():
     table = example()
-    models = table.pop("models")
+    models, engines = table.pop("models"), table.pop("engines")
+    assert [list(engine) for engine in engines] == [list(ENGINE_KEYS)]
     assert list(table.items()) == [(s.name, "" if s.default is None else s.default) for s in SETTINGS]
     assert [(name, list(model)) for name, model in models.items()] == [("glm-5.3-flash", list(MODEL_KEYS))]
 
 
 def test_example_uncommented_is_the_same_as_no_file():
-    with_file = vars(load(MARK.sub("", EXAMPLE.read_text(encoding="utf-8"))))
+    text = re.sub("^upstream = .*", "", MARK.sub("", EXAMPLE.read_text(encoding="utf-8")), flags=re.M)     # one or the other
+    with_file = vars(load(text))
     model, = with_file.pop("models")
+    assert (with_file.pop("engines"), with_file.pop("upstream")) == ([EngineEntry("http://10.0.0.1:8000", slots=8)], ["http://10.0.0.1:8000"])
     without = vars(load())
     assert without.pop("models") == []
+    assert (without.pop("engines"), without.pop("upstream")) == ([EngineEntry("http://127.0.0.1:8000")], ["http://127.0.0.1:8000"])
     assert with_file == without
     assert vars(model) == {
         "id": "glm-5.3-flash", "engine": "GLM-5.3-Flash-EXL3", "aliases": ["glm", "claude-*", "gpt-*"], "default": True,
@@ -64,7 +68,7 @@ def test_example_uncommented_is_the_same_as_no_file():
 
 def test_example_explains_every_setting():
     text = EXAMPLE.read_text(encoding="utf-8")
-    for name in [s.name for s in SETTINGS] + list(MODEL_KEYS):
+    for name in [s.name for s in SETTINGS] + list(MODEL_KEYS) + list(ENGINE_KEYS):
         assert re.search(rf"^# .*\n#{name} = ", text, re.M), f"no comment above {name}"
     for setting in SETTINGS:
         assert setting.variable in text or setting.name == "upstream_key"
@@ -86,7 +90,7 @@ def test_defaults(home):
         "max_active": 8, "max_queued": 64, "queue_timeout": 600, "keep_days": 90, "drain": 30, "loop_warn": 0.1, "log": "logfmt", "keepalive": 15, "keepalive_form": "comment", "stall_timeout": 300, "answer_timeout": 1800, "poll": 5,
             "stuck_after": 60, "on_stuck": None, "on_stuck_pause": 600,
         "reasoning_field": "both", "max_body": 100 << 20, "max_bodies": 1 << 30, "image_urls": ["public"], "max_images": 16, "max_image": 20 << 20, "image_timeout": 10,
-        "models": []}
+        "models": [], "engines": [EngineEntry("http://127.0.0.1:8000")]}
 
 
 def test_variables_win_over_the_file():
@@ -122,6 +126,7 @@ def test_unknown_variables_only_warn_and_a_clients_are_silent():
 
 VALUES = [
     ("upstream", "http://a:1, http://b:2/v1 ,", ["http://a:1", "http://b:2"]),
+    ("upstream", "http://a:1, http://b, http://a:1/v1/", ["http://a:1", "http://b"]),
     ("upstream", "https://engine/v1/", ["https://engine"]),
     ("upstream", "http://[::1]:8000/", ["http://[::1]:8000"]),
     ("upstream", "http://host/prefix/v1", ["http://host/prefix"]),
@@ -267,6 +272,17 @@ WRONG_FILES = [
     ("cors_origins = ['https://a', 1]", f"sparks.toml: cors_origins {ORIGINS}; 1 is none"), ("cors_origins = true", f"sparks.toml: cors_origins {ORIGINS}"),
     ("image_urls = [1]", f"sparks.toml: image_urls {HOSTS}"),
     ("[models.a]\ndefault = true\n[models.b]\ndefault = true", "sparks.toml: only one model can be the default"),
+    *((f"[[engines]]\nurl = 'http://a'\n[[engines]]\n{text}", f"sparks.toml: engines, number 2: {message}") for text, message in (
+        ("slots = 1", "it needs a url"), ("url = ''", "it needs a url"), ("url = 'a'", f"url {ADDRESS}"), ("url = 5", "url must be a text"),
+        ("name = 'x'", "name is unknown; there are " + ", ".join(ENGINE_KEYS)), ("slots = 0", f"slots {ACTIVE}"),
+        ("slots = 1.5", f"slots {ACTIVE}"), ("weight = 0", "weight must be a number from 0.01 to 100"),
+        ("weight = -1", "weight must be a number from 0.01 to 100"), ("weight = '2'", "weight must be a number from 0.01 to 100"),
+        ("weight = nan", "weight must be a number from 0.01 to 100"), ("drain = 1", "drain must be true or false"),
+        ("key = 'two words'", "key must be printable ASCII without spaces"))),
+    *((text, "sparks.toml: engines must be tables, each below a line [[engines]]") for text in (
+        "engines = 1", "engines = ['http://a']", "[engines]\nurl = 'http://a'", "engines = ''")),
+    ("[[engines]]\nurl = 'http://a:1/v1'\n[[engines]]\nurl = 'http://A:1'", "sparks.toml: two engines have one url, http://a:1"),
+    ("upstream = 'http://a'\n[[engines]]\nurl = 'http://b'", "sparks.toml: upstream is the short form of [[engines]]; take one away"),
     ('[models.""]', "sparks.toml: a model needs a name"), ('[models." "]', "sparks.toml: a model needs a name"),
 ]
 
@@ -286,6 +302,40 @@ def test_a_file_in_another_encoding(home):
     (home / "sparks.toml").write_bytes("operator = 'Jürgen'".encode("latin-1"))
     with pytest.raises(SettingsError, match=r"^sparks\.toml cannot be read: .*"):
         settings.load({}, warn=pytest.fail)
+
+
+# ---- engines
+
+ENGINES = """
+upstream_key = "shared"
+[[engines]]
+url = "http://a:1/v1"
+[[engines]]
+url = "http://b"
+key = "own"
+slots = 3
+weight = 2.5
+drain = true
+"""
+
+
+def test_engines_of_the_file():
+    values = load(ENGINES)
+    assert values.engines == [EngineEntry("http://a:1"), EngineEntry("http://b", "own", 3, 2.5, True)]
+    assert (values.upstream, values.upstream_key) == (["http://a:1", "http://b"], "shared")
+    assert load("engines = []").engines == [EngineEntry("http://127.0.0.1:8000")]
+
+
+def test_the_short_form_of_engines():
+    for values in (load("upstream = 'http://c, http://d'"), load(ENGINES, upstream="http://c, http://d")):
+        assert values.engines == [EngineEntry("http://c"), EngineEntry("http://d")] and values.upstream == ["http://c", "http://d"]
+
+
+def test_what_may_change_while_it_runs():
+    values = load(ENGINES)
+    assert values.update_from(load("upstream = 'http://c'\nbind = '127.0.0.1:1'\nmax_active = 2")) == ["bind"]
+    assert (values.engines, values.upstream_key, values.max_active) == ([EngineEntry("http://c")], None, 2)
+    assert values.bind == "127.0.0.1:8080"
 
 
 # ---- models

@@ -139,7 +139,7 @@ def write(path, width=WIDTH, layers=LAYERS, seed=SEED):
     w.close()
 
 
-def serve(path, port, context=8192, slots=2):
+def serve(path, port, context, slots):
     """llama.cpp's HTTP server until SIGTERM; /health answers 200 once the model is loaded."""
     # Waiting OpenMP threads spin by default and hold each other up where other processes want the cores. Must be set
     # before the library loads.
@@ -166,10 +166,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out")
     parser.add_argument("--serve", type=int, metavar="PORT")
+    parser.add_argument("--slots", type=int, default=2)
     arguments = parser.parse_args()
     write(arguments.out)
     if arguments.serve:
-        serve(arguments.out, arguments.serve)
+        serve(arguments.out, arguments.serve, CONTEXT * arguments.slots, arguments.slots)
 
 
 if __name__ == "__main__":
