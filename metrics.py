@@ -7,6 +7,8 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+from engines.health import STATES
+
 WAITS = (0.005, 0.02, 0.1, 0.5, 1, 5, 15, 60, 180, 600)
 TIMES = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 180, 600, 1800)
 RUNS = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.3, 1, 3, 10)
@@ -32,10 +34,26 @@ class Gauges:
         yield GaugeMetricFamily("sparks_active", "Requests that hold a slot", gate.active)
         yield GaugeMetricFamily("sparks_queued", "Requests that wait for a slot", gate.waiting)
         yield GaugeMetricFamily("sparks_slots", "Slots of each model", gate.slots)
-        yield GaugeMetricFamily("sparks_engine_up", "Whether the engine serves a model", up)
+        yield GaugeMetricFamily("sparks_engine_up", "Whether an engine serves a model", up)
+        yield from engine_families(self.gateway.fleet.engines)
         yield GaugeMetricFamily(
             "sparks_ledger_waiting", "Ledger rows that wait in memory for the database", behind
         )
+
+
+def engine_families(engines):
+    """The state of each engine: 1 for the one that it is in, and when that began."""
+    states = GaugeMetricFamily(
+        "sparks_engine_state", "Whether an engine is in this state", labels=["engine", "state"]
+    )
+    since = GaugeMetricFamily(
+        "sparks_engine_since_seconds", "When its state began, epoch time", labels=["engine"]
+    )
+    for engine in engines:
+        for word in STATES:
+            states.add_metric([engine.url, word], int(word == engine.health.word))
+        since.add_metric([engine.url], engine.health.since)
+    return states, since
 
 
 class Histogram:

@@ -14,6 +14,7 @@ Sparks, the front door of a model served by vLLM.
   ./run.sh --local         the same on a machine without vLLM: also installs and starts a small model
   ./run.sh keys ...        add, list and revoke people's keys; works while the gateway runs
   ./run.sh reload          let the running gateway read sparks.toml again; no stream is dropped
+  ./run.sh engines         say how each engine is, since when and why; works while the gateway runs
   ./run.sh lint            look for mistakes and for lines out of form (ruff); nothing is changed
   ./run.sh test            run all tests, three at a time
   ./run.sh test pure       run tests/pure alone, some seconds; server, engines, clients likewise
@@ -190,6 +191,7 @@ case ${1-} in
   "") prepare gateway; exec "$python" "$home/sparks.py" ;;
   --local) alone "$@"; prepare gateway local; exec "$python" "$home/sparks.py" --local ;;
   reload) alone "$@"; prepare gateway; exec "$python" "$home/sparks.py" --reload ;;
+  engines) alone "$@"; prepare gateway; exec "$python" "$home/sparks.py" --engines ;;
   keys) prepare gateway; exec "$python" "$home/keys.py" "${@:2}" ;;
   test) test_with "${@:2}" ;;
   lint) alone "$@"; lint ;;

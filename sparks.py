@@ -50,6 +50,7 @@ import argparse
 import gc
 import logging
 import sys
+from time import time
 from urllib.parse import urlsplit
 
 import gevent
@@ -64,13 +65,13 @@ from errors import SettingsError
 from front import lock, master
 from front.app import create_app
 from front.body import Bodies, Room
-from front.screen import reachable, screen
+from front.screen import described, reachable, screen, told
 from log import RequestLog, say, set_up
 from metrics import Metrics
 from monitor import Monitor
 from settings import load
-from store import ledger
-from store.database import check_whole, let_go, never_wait, open_database, whole
+from store import ledger, states
+from store.database import DATABASE_FAULTS, check_whole, let_go, never_wait, open_database, whole
 from store.file import identity
 from store.seal import own_seal
 
@@ -90,11 +91,16 @@ def main(arguments=None):
     parser.add_argument(
         "--reload", action="store_true", help="let a running gateway read sparks.toml again"
     )
+    parser.add_argument(
+        "--engines", action="store_true", help="say how the engines are, and since when"
+    )
     options = parser.parse_args(arguments)
     try:
         settings = load()
         if options.reload:
             return lock.tell_to_reload(settings.db)
+        if options.engines:
+            return show_engines(settings.db)
         master.check_free(settings.bind, soon=True)
         with lock.take(settings.db):
             try_database(settings.db)
@@ -103,6 +109,12 @@ def main(arguments=None):
             master.run(settings, lambda: Service(settings, options.local))
     except SettingsError as error:
         sys.exit(f"sparks: {error}")
+
+
+def show_engines(db):
+    """Say how the engines are, as the gateway last saw them. Raises SettingsError."""
+    open_database(db)
+    print(told(states.kept(), time(), lock.is_running(db)))
 
 
 def try_database(path):
@@ -145,6 +157,7 @@ class Service:
         self.settings = settings
         self.is_local = is_local
         self.fleet = Fleet(settings)
+        self.fleet.notes.append(self.keep_states)
         self.ledger = ledger.Ledger(settings)
         metrics = Metrics()
         self.gateway = Gateway(
@@ -173,19 +186,26 @@ class Service:
         if self.is_local:
             for engine, command in zip(self.fleet.engines, local.COMMANDS, strict=True):
                 port = urlsplit(engine.url).port
-                ServerProcess(port, logger.warning, command, engine.probe_due.set).start()
+                ServerProcess(port, logger.warning, command, engine.look_due.set).start()
         gevent.spawn(self.fleet.watch)
         gevent.spawn(self.ledger.keep_up)
         gevent.spawn(self.announce, first_key, keys.active_keys().count())
 
     def announce(self, first_key, active):
         """Say what was started; with a local engine, also how to try it, once it answers."""
-        self.fleet.probed.wait(SOON)
-        say(screen(self.settings, self.fleet.models(), active, self.is_local))
+        self.fleet.seen.wait(SOON)
+        say(screen(self.settings, self.fleet, active, self.is_local))
         if self.is_local:
             while not any(model.default for model in self.fleet.models()):
                 gevent.sleep(0.1)
             say(local.greeting(f"http://{reachable(self.settings.bind)}", first_key))
+
+    def keep_states(self, engine):
+        """Keep how the engines are, now that one of them has changed."""
+        try:
+            states.keep([state_of(engine, self.fleet) for engine in self.fleet.engines])
+        except DATABASE_FAULTS as error:  # the next change brings them all
+            logger.warning("the engines' states could not be kept: %s", error)
 
     def reload(self):
         """Read sparks.toml again; what is wrong with it is logged, and the old settings stay."""
@@ -219,6 +239,15 @@ class Service:
     def close(self):
         """The very end."""
         self.ledger.finish()
+
+
+def state_of(engine, fleet):
+    """An Engine as a store.states.State."""
+    health = engine.health
+    models = [described(model) for model in fleet.known if model.engine is engine]
+    return states.State(
+        engine.url, health.word, health.reason, health.since, health.error, "; ".join(models)
+    )
 
 
 def renew(settings):

@@ -43,11 +43,16 @@ class Silent(Exception):
 
 
 class Off(ModelUnavailable):
-    """There is no way to connect to the engine."""
+    """There is no way to connect to the engine.
 
+    reason  why, in words for the owner
+    sure    nobody listens there, so that another try would be of no use
+    """
 
-class Refused(Off):
-    """Nobody listens where the engine should be."""
+    def __init__(self, message, reason, sure=False):
+        super().__init__(message)
+        self.reason = reason
+        self.sure = sure
 
 
 # ---- framing: where a body ends. All three have
@@ -293,6 +298,21 @@ class Connection:
         self.sock.close()
 
 
+def why_off(error):
+    """Why there is no connection: an OSError in words for the owner."""
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused: nothing listens there"
+    if isinstance(error, socket.gaierror):
+        return f"no such name: {error.strerror}"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS: its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or error.strerror}: does it speak https at all?"
+    if isinstance(error, ConnectionResetError):
+        return f"closed while connecting: {error.strerror or error}"
+    return f"unreachable: {error.strerror or 'no answer'}"
+
+
 class Pool:
     """The connections to an engine, as many as are needed at once."""
 
@@ -324,10 +344,11 @@ class Pool:
         try:
             return Connection(self.address, self.host, self.tls)
         except OSError as error:
-            kind = Refused if isinstance(error, ConnectionRefusedError) else Off
-            raise kind(
+            raise Off(
                 f"the engine does not answer ({type(error).__name__}); the model is off,"
-                " try again later"
+                " try again later",
+                why_off(error),
+                sure=isinstance(error, ConnectionRefusedError),
             ) from None
 
     def give(self, connection):

@@ -12,6 +12,7 @@ import re
 import orjson
 
 import steps
+from engines.health import Trouble
 
 # Looked for in every engine's errors: streams and answers are read without knowing which kind
 # wrote them, so these hold the words of all kinds.
@@ -31,6 +32,7 @@ LENGTHS = (
     ),
 )
 PROMPT_FIELDS = (None, "input_tokens", "input_text")  # vLLM's `param` of a prompt that is too long
+LOOKED_AT = 1000  # bytes of a refusal
 GIVEN_UP = ("abort", "error")  # vLLM's finish_reason of an answer that it did not finish
 
 
@@ -81,6 +83,26 @@ class Kind:
         if status_of("/v1/embeddings") == 405 and status_of("/v1/chat/completions") == 404:
             return "embedding"
         return "chat"
+
+    def unwell(self, status, body):
+        """The Trouble of an engine whose /health is a 5xx. One of them says so while it loads."""
+        if is_loading(status, body):
+            return Trouble("loading", "it says that it is loading its model")
+        return Trouble("off", f"it says itself that it is not well: /health is a {status}")
+
+    def unlisted(self, status, body):
+        """The Trouble of an engine that does not list its models."""
+        if is_loading(status, body):
+            return Trouble("loading", "it says that it is loading its model")
+        if status in (401, 403):
+            reason = f"it wants another key ({status}): set SPARKS_UPSTREAM_KEY"
+        elif status == 404:
+            reason = "it is no OpenAI server: it has no /v1/models (404); check its address"
+        elif status < 500:
+            reason = f"its /v1/models is a {status}: is it an OpenAI server?"
+        else:
+            return Trouble("off", f"its /v1/models is a {status}")
+        return Trouble("misconfigured", reason)
 
     def count(self, post, prompt):
         """How many tokens a chat has, or None where the engine can't tell.
@@ -146,6 +168,11 @@ def lengths_of(message):
         if found := pattern.search(message):
             return found.groupdict()
     return None
+
+
+def is_loading(status, body):
+    """Whether an engine's refusal says that its model is still being loaded."""
+    return status == 503 and b"oading" in body[:LOOKED_AT]
 
 
 def field_of(answer, name, wanted):

@@ -11,7 +11,7 @@ import os
 import signal
 import stat
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from errors import SettingsError
@@ -163,26 +163,46 @@ def refuse_second_name(db):
         time.sleep(PAUSE)
 
 
-# ---- reload
+# ---- from outside
+
+
+@contextmanager
+def running(db):
+    """(pid, a descriptor of it) of the gateway that runs on this database.
+
+    Raises ProcessLookupError if none does, OSError.
+    """
+    with open_pid_file(pid_file(db), os.O_RDONLY) as file:
+        pid = pid_in(file)
+        if locked(file, fcntl.LOCK_SH) or pid is None:
+            raise ProcessLookupError
+        process = os.pidfd_open(pid)  # whatever gets this pid later, it is not signalled
+        try:
+            if not has_open(pid, os.fstat(file.fileno())):
+                raise ProcessLookupError
+            yield pid, process
+        finally:
+            os.close(process)
+
+
+def is_running(db):
+    """Whether a gateway runs on this database, as far as can be seen."""
+    try:
+        with running(db):
+            return True
+    except PermissionError:  # another user's
+        return True
+    except (OSError, OverflowError):
+        return False
 
 
 def tell_to_reload(db):
     """Have the gateway that runs on this database read its settings again. Raises SettingsError."""
-    path = pid_file(db)
     try:
-        with open_pid_file(path, os.O_RDONLY) as file:
-            pid = pid_in(file)
-            if locked(file, fcntl.LOCK_SH) or pid is None:
-                raise ProcessLookupError
-            process = os.pidfd_open(pid)  # whatever gets this pid later, it is not signalled
-            try:
-                if not has_open(pid, os.fstat(file.fileno())):
-                    raise ProcessLookupError
-                signal.pidfd_send_signal(process, signal.SIGHUP)
-            finally:
-                os.close(process)
+        with running(db) as (pid, process):
+            signal.pidfd_send_signal(process, signal.SIGHUP)
     except PermissionError:
-        raise SettingsError(f"{path} is another user's: reload as that user") from None
+        raise SettingsError(f"{pid_file(db)} is another user's: reload as that user") from None
     except (OSError, OverflowError):  # or what is written there is nobody's pid
         raise SettingsError("no gateway runs here that could reload") from None
     print(f"sparks: sparks.toml is in order; gateway {pid} reads it now")

@@ -19,7 +19,7 @@ logger = logging.getLogger("sparks")
 PAGE = 1024  # bytes, of a new file: a row of the ledger touches two, and each is logged whole
 PATIENCE = 5000  # milliseconds for another process's lock
 HELD = 0.1  # seconds for which a checkpoint waits for readers; nobody can write meanwhile
-TABLES = ("key", "request", "day", "secret", "pruning")
+TABLES = ("key", "request", "day", "secret", "pruning", "engine")
 database = peewee.SqliteDatabase(None, thread_safe=False)
 DATABASE_FAULTS = (peewee.PeeweeException, sqlite3.Error)
 FAULTS = (OSError, *DATABASE_FAULTS)
@@ -378,6 +378,19 @@ def pruning():
     yield "CREATE TABLE pruning (wall REAL NOT NULL, trusted REAL NOT NULL)"
 
 
+def engine_states():
+    """How each engine is (store.states.State)."""
+    yield """
+        CREATE TABLE engine (
+            engine TEXT NOT NULL,
+            word TEXT NOT NULL,
+            reason TEXT,
+            since REAL NOT NULL,
+            error TEXT,
+            about TEXT NOT NULL
+        )"""
+
+
 MIGRATIONS = [
     first_keys,
     limits,
@@ -386,6 +399,7 @@ MIGRATIONS = [
     ledger_without_indexes,
     keepalive_form,
     pruning,
+    engine_states,
 ]
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dialects import embeddings
-from engines.fleet import Model
+from engines.models import Model
 from errors import InvalidRequest, ModelNotFound, Refusal, UpstreamError
 from support.dialect_tables import JSON, check_refusal, sent
 

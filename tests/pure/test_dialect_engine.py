@@ -6,8 +6,8 @@ import pytest
 from dialects import chat, messages
 from dialects.messages import count
 from dialects.responses import Responses
-from engines.fleet import Model
 from engines.kinds import OTHER, Kind
+from engines.models import Model
 from errors import InvalidRequest
 
 HELLO = {"role": "user", "content": "Hello"}

@@ -15,8 +15,8 @@ from dialects.messages.events import MessageStream
 from dialects.messages.schema import MOST, MOST_IN_ALL, Schemas
 from dialects.messages.usage import usage_of
 from engines.failures import from_engine
-from engines.fleet import Model
 from engines.kinds import LLAMA_CPP, VLLM
+from engines.models import Model
 from errors import ModelNotFound, Refusal, UpstreamError
 from support.cuts import cuts, however_cut, pieces
 from support.engine import DONE, chat_chunks, completion, died, llama_completion

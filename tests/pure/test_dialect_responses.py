@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dialects.responses import OWN, Responses
 from dialects.responses.custom_input import CustomInput, input_of
 from engines.failures import from_engine
-from engines.fleet import Model
+from engines.models import Model
 from errors import Overloaded, QueueFull, Refusal, UpstreamError, UpstreamTimeout
 from support.cuts import cuts, however_cut, pieces
 from support.engine import (

@@ -136,7 +136,7 @@ ARROWS = {
     "monitor": set(),
     "pump": {"loop", "steps"},
     "watch": set(),
-    "metrics": set(),
+    "metrics": {"engines.health"},
     "store": set(),
     "engines": {"loop", "tcp", "counting", "steps"},
     "engines.local": {"engines"},

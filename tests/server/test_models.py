@@ -1,10 +1,14 @@
 """Models: what is listed, and how a client's name finds one, on the real server."""
+import subprocess
+import sys
 import time
 from threading import Event
 
 import pytest
 
-from engines import fleet
+from engines import engine as engines_side
+from engines.models import ids_of
+from support import ROOT
 from support.engine import (
     MODELS,
     Close,
@@ -21,7 +25,7 @@ from support.engine import (
 )
 from support.gateway import Gateway, Shared
 from support.observe import gauges, idle
-from support.processes import wait_until
+from support.processes import clean_environment, free_port, wait_until
 from support.rows import rows
 
 CHAT = "/v1/chat/completions"
@@ -228,45 +232,123 @@ FAILED = {
     "an empty list": (LISTED, [Json({"data": []})]),
     "odd entries": (LISTED, [Json({"data": [1]})]),
 }
+SLOW = ("busy", "has not answered")
+NO_LIST = ("misconfigured", "OpenAI server")
+WORDS = {  # of those that are not "off": the state and words of the reason
+    "silent": SLOW, "silent behind the head": SLOW, "drips": SLOW, "loading": ("loading",),
+    "another's key": ("misconfigured", "SPARKS_UPSTREAM_KEY"), "no list": NO_LIST, "no JSON": NO_LIST,
+    "deep JSON": NO_LIST, "an empty list": ("misconfigured", "no model"), "odd entries": ("misconfigured", "no model"),
+    "ailing": ("off", "not well", "503"),
+}
 
 
 @pytest.fixture
-def probed(engine, monkeypatch):
+def looked_at(engine, monkeypatch):
     """The gateway's side of an engine that is on."""
-    monkeypatch.setattr(fleet, "PROBE_TIMEOUT", 0.3)
-    probed = fleet.Engine(engine.url)
-    probed.probe()
-    assert fleet.ids_of(probed.served) == [OWN]
-    return probed
+    monkeypatch.setattr(engines_side, "LOOK_TIMEOUT", 0.3)
+    looked_at = engines_side.Engine(engine.url)
+    assert looked_at.health.word == "loading" and not looked_at.serves
+    looked_at.look()
+    assert looked_at.serves and ids_of(looked_at.listed) == [OWN]
+    return looked_at
 
 
 @pytest.mark.parametrize("name", FAILED)
-def test_two_failed_probes_in_a_row_put_an_engine_off(engine, probed, name):
+def test_two_failed_looks_in_a_row_put_an_engine_off(engine, looked_at, name):
+    """One alone says nothing, since a healthy engine closes a connection now and then; one that is slow never does."""
     path, steps = FAILED[name]
+    word, *reason = WORDS.get(name, ("off", path))
     for _ in range(2):
         engine.on(path, steps)
         begun = time.monotonic()
-        probed.probe()
-        assert probed.served and time.monotonic() - begun < 3
+        looked_at.look()
+        assert looked_at.serves and time.monotonic() - begun < 3
         del engine.routes[path]
-        probed.probe()                              # the next one is well: it is as if nothing had been
+        looked_at.look()                            # the next one is well: it is as if nothing had been
+        assert looked_at.health.told() == "up"
     engine.on(path, steps)
-    probed.probe()
-    probed.probe()
-    assert probed.served is None and fleet.ids_of(probed.listed) == [OWN]
+    looked_at.look()
+    looked_at.look()
+    assert looked_at.serves == (word == "busy") and ids_of(looked_at.listed) == [OWN]
+    told = looked_at.health.told()
+    assert told.startswith(f"{word}: ") and all(part in told for part in reason), told
+    assert engine.url not in told
     del engine.routes[path]
-    probed.probe()
-    assert fleet.ids_of(probed.served) == [OWN]
+    looked_at.look()
+    assert looked_at.serves and looked_at.health.word == "up"
 
 
-def test_an_engine_that_is_gone_is_off_at_once(engine, probed):
+def test_an_engine_that_is_gone_is_off_at_once(engine, looked_at):
     engine.stop()
-    probed.probe()
-    assert probed.served is None
+    looked_at.look()
+    assert not looked_at.serves and looked_at.health.told() == "off: connection refused: nothing listens there"
+
+
+def nowhere(port):
+    """Addresses at which there is no engine -> the beginning of what the owner is told."""
+    return {
+        f"http://127.0.0.1:{port}": "off: connection refused",
+        "http://no-such-host.invalid:8000": "off: no such name",
+        "http://[100::1]:8000": "off: unreachable",
+    }
+
+
+def test_why_there_is_no_connection(monkeypatch):
+    monkeypatch.setattr(engines_side, "LOOK_TIMEOUT", 0.5)
+    for url, beginning in nowhere(free_port()).items():
+        looked_at = engines_side.Engine(url)
+        looked_at.look()
+        assert looked_at.health.told().startswith(beginning), looked_at.health.told()
+
+
+def test_an_engine_that_speaks_no_tls(engine, monkeypatch):
+    monkeypatch.setattr(engines_side, "LOOK_TIMEOUT", 0.5)
+    looked_at = engines_side.Engine(engine.url.replace("http:", "https:"))
+    looked_at.look()
+    assert looked_at.health.told().startswith("off: TLS: "), looked_at.health.told()
+
+
+def test_what_people_and_the_owner_learn(gateway, engine):
+    """In the log at each change, in /metrics, by a command; people learn no address, and when to come back."""
+    front = gateway()
+    engine.key = "another"
+    wait_until(lambda: state_in(front, engine.url) == "misconfigured", 10)
+    refused = ask(front)
+    assert refused.status == 503 and refused.json()["error"]["code"] == "model_unavailable"
+    assert refused.headers["retry-after"] == "60" and engine.url not in str(refused.json()) and "UPSTREAM" not in str(refused.json())
+    wanted = f"engine {engine.url} is misconfigured: it wants another key (401): set SPARKS_UPSTREAM_KEY"
+    assert wanted in front.log
+    assert engines_of(front).startswith(f"{engine.url}  misconfigured, for ")
+    engine.key = None
+    wait_until(lambda: state_in(front, engine.url) == "up", 10)
+    told = engines_of(front)
+    assert told.startswith(f"{engine.url}  up, for ") and "last error  misconfigured" in told and OWN in told, told
+    engine.stop()
+    wait_until(lambda: state_in(front, engine.url) == "off", 10)
+    assert ask(front).headers["retry-after"] == "5" and f"engine {engine.url} is off: connection refused" in front.log
+    front.stop()
+    told = engines_of(front)
+    assert told.startswith("no gateway runs here now") and "why         connection refused" in told, told
+
+
+def state_in(front, url):
+    """The state of an engine by /metrics."""
+    lines = front.client(key=False).get("/metrics").read_all().decode().split("\n")
+    (word,) = [line.split('state="')[1].split('"')[0] for line in lines
+               if line.startswith(f'sparks_engine_state{{engine="{url}"') and line.endswith(" 1.0")]
+    return word
+
+
+def engines_of(front):
+    """What the owner's command tells."""
+    done = subprocess.run([sys.executable, "sparks.py", "--engines"], cwd=ROOT, env=clean_environment(**front.settings),
+                          capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("path", [HEALTH, LISTED])
-def test_what_a_probe_takes_is_bounded(engine, probed, path):
+def test_what_a_look_takes_is_bounded(engine, looked_at, path):
     sent, done = [], Event()
 
     def endless(request):
@@ -277,7 +359,7 @@ def test_what_a_probe_takes_is_bounded(engine, probed, path):
         yield Wait(done)
 
     engine.on(path, endless)
-    probed.probe()
+    looked_at.look()
     done.set()
     assert len(sent) < 50
 

@@ -3,7 +3,7 @@ import json
 
 from hypothesis import strategies as st
 
-from engines.fleet import Model
+from engines.models import Model
 from errors import ModelNotFound
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

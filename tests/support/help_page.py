@@ -5,7 +5,7 @@ import re
 import pytest
 
 import settings
-from engines.fleet import Model
+from engines.models import Model
 from pages import help
 
 BASE = "https://sparks.example.net"

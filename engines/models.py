@@ -1,0 +1,227 @@
+"""Models as people see them: from the engines' lists and the settings to names.
+
+Pure: engines are only read here.
+"""
+
+import posixpath
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from engines.kinds import OTHER, Kind
+from errors import ModelNotFound
+from settings import matches
+
+
+@dataclass
+class Model:
+    """A model as people see it.
+
+    id               its public name
+    engine_id        the engine's name for it
+    lane             what its slots belong to: several names of one engine's model share them
+    aliases          further public names, patterns among them
+    others           further names that it has at its engine
+    purpose          "chat" or "embedding"
+    hidden           it answers to its names, and stands in no list
+    system           the system prompt for requests that have none
+    sampling         {field: value} for requests that leave the field out
+    default          requests that name no model get it
+    effort           a key of reasoning.TABLES
+    reasoning_field  a key of reasoning.FIELDS
+    context          tokens, or None while the engine has not said
+    loaded           its engine serves it right now
+    engine           the engine.Engine that has it, or None
+    engine_kind      the kinds.Kind of its engine
+    """
+
+    id: str
+    engine_id: str | None = None
+    lane: str = ""
+    aliases: list = field(default_factory=list)
+    others: list = field(default_factory=list)
+    purpose: str = "chat"
+    hidden: bool = False
+    system: str | None = None
+    sampling: dict = field(default_factory=dict)
+    default: bool = False
+    effort: str = "glm"
+    reasoning_field: str = "both"
+    context: int | None = None
+    loaded: bool = False
+    engine: Any = None
+    engine_kind: Kind = OTHER
+
+    @property
+    def names(self):
+        """All that it answers to."""
+        engine_id = self.engine_id or self.id
+        short = self.engine_kind.short_names(engine_id)
+        return [self.id, *self.aliases, *self.others, engine_id, *short]
+
+    def has_id(self, name):
+        return self.id == name
+
+    def is_called(self, name):
+        """Whether one of its names is just that, ignoring case."""
+        return any(name.lower() == own.lower() for own in self.names)
+
+    def answers_to(self, name):
+        """Whether one of its names, which may be patterns, fits."""
+        return any(matches(name, pattern) for pattern in self.names)
+
+
+class Catalogue:
+    """From the settings and what the engines list to Models.
+
+    Each model goes to the first engine that has it, one that serves before one that does not. The
+    default model, and the one that the setting `model` names, are the first engine's.
+    """
+
+    def __init__(self, settings, engines):
+        self.settings = settings
+        self.engines = engines
+
+    def models(self):
+        """All Models, loaded or not."""
+        engines = sorted(self.engines, key=lambda engine: not engine.serves)
+        if self.settings.models:
+            groups = [group for engine in engines for group in groups_of(engine)]
+            models = [
+                self.from_settings(entry, self.pick(entry, groups))
+                for entry in self.settings.models
+            ]
+        else:
+            models = self.unconfigured(engines)
+        if not any(model.default for model in models):
+            for model in self.leading(models)[:1]:
+                model.default = True
+        return models
+
+    def leading(self, models):
+        """The chat models of the settings or, without any, of the first engine. The first of them
+        is the default."""
+        chats = [model for model in models if model.purpose == "chat"]
+        if self.settings.models:
+            return chats
+        own = ids_of(self.engines[0].listed)
+        if self.settings.model:
+            own = [self.settings.model]
+        return [model for model in chats if model.id in own]
+
+    def unconfigured(self, engines):
+        """The models when the settings have no table of any, but perhaps a name for the first
+        engine's."""
+        models = []
+        public = self.settings.model
+        if public:
+            first = self.engines[0]
+            groups = groups_of(first)
+            found = self.match(public, groups)
+            if groups and not found:
+                found = groups[0]
+            models.append(self.describe(public, found))
+            engines = [engine for engine in engines if engine is not first]
+        for engine in engines:
+            models += [self.describe(entry["id"], (engine, [entry])) for entry in engine.listed]
+        return distinct(models)
+
+    def pick(self, entry, groups):
+        """The group for a configured model (a ModelEntry), or None. If there is one of each, they
+        mean each other without a word."""
+        if entry.engine:
+            return self.match(entry.engine, groups)
+        found = self.match(entry.id, groups)
+        if not found and len(groups) == len(self.settings.models) == 1:
+            return groups[0]
+        return found
+
+    @staticmethod
+    def match(name, groups):
+        """The group that has an entry of that name, ignoring case, or None."""
+        for group in groups:
+            if any(name.lower() == entry["id"].lower() for entry in group[1]):
+                return group
+        return None
+
+    def from_settings(self, entry, group):
+        """The Model of a ModelEntry, with what its engine says of it."""
+        model = self.describe(entry.id, group)
+        model.default = entry.default
+        model.effort = entry.effort
+        model.aliases = entry.aliases
+        model.others = []
+        model.context = entry.context or model.context
+        model.reasoning_field = entry.reasoning_field or self.settings.reasoning_field
+        model.purpose = entry.kind or model.purpose
+        model.hidden = entry.hidden
+        model.system = entry.system
+        model.sampling = entry.sampling
+        return model
+
+    def describe(self, public, group):
+        """A Model from a group of an engine's entries; without one, a model that is not there."""
+        model = Model(public, reasoning_field=self.settings.reasoning_field)
+        if group is None:
+            return model
+        engine, (first, *more) = group
+        weights = engine.kind.weights_of(first)
+        others = [*ids_of(more), posixpath.basename(weights)]
+        model.engine_id = first["id"]
+        model.lane = f"{engine.url} {weights}"
+        model.others = [name for name in others if name and name != public]
+        model.purpose = engine.purpose
+        model.context = engine.kind.context_of(first)
+        model.loaded = engine.serves
+        model.engine = engine
+        model.engine_kind = engine.kind
+        return model
+
+
+def names_of(models):
+    """A Model for each name that can be listed: ids and aliases, patterns aside."""
+    return distinct(
+        [
+            replace(model, id=name)
+            for model in models
+            if not model.hidden
+            for name in (model.id, *model.aliases)
+            if name == model.id or "*" not in name
+        ]
+    )
+
+
+def distinct(models):
+    """Of models with one id, the first."""
+    found = {}
+    for model in models:
+        found.setdefault(model.id, model)
+    return list(found.values())
+
+
+def unknown(name, models):
+    ids = ", ".join(model.id for model in models if not model.hidden) or "none"
+    return ModelNotFound(
+        f"there is no model {name[:100]!r} here; there is {ids} (see GET /v1/models)", "model"
+    )
+
+
+def ids_of(served):
+    return [entry["id"] for entry in served]
+
+
+def has_usable_id(entry):
+    """Whether an entry of an engine's list has an id that can be written down."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
+        return False
+    try:
+        return bool(entry["id"].encode())
+    except UnicodeEncodeError:  # JSON may hold half a surrogate pair
+        return False
+
+
+def groups_of(engine):
+    """An engine's models, each as (engine, its entries): one may be listed under several names."""
+    groups = {}
+    for entry in engine.listed:
+        groups.setdefault(engine.kind.weights_of(entry), []).append(entry)
+    return [(engine, entries) for entries in groups.values()]
