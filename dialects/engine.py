@@ -43,7 +43,7 @@ def engine_chat(payload, fleet, ignored, make_stream=None, **extra):
     else:
         payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
         stream = make_stream(names, model)
-        if unwanted and not model.table.can_turn_off:
+        if unwanted and model.may_leak:
             stream.expect_orphan()
     most = sampling.most_tokens(payload, payload.get("n") or 1)
     body = written(payload, images_of(payload))

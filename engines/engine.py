@@ -1,23 +1,29 @@
 """An engine: its address, its connections, what it serves, and looks at how it is."""
 
+import logging
 from time import time
 
+import orjson
 from gevent import Timeout
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
+from engines.found import Found
 from engines.health import Health, Trouble
 from engines.http1 import Off, Pool, Silent
 from engines.kinds import OTHER, kind_of
-from engines.models import has_usable_id, ids_of
+from engines.models import groups_of, has_usable_id, ids_of
 from errors import Refusal
 from steps import read
 
+logger = logging.getLogger("sparks")
 LOOK_TIMEOUT = 10  # seconds for each question of a look
 COUNT_TIMEOUT = 10  # seconds for the count of a prompt's tokens
 COUNTS = 8  # prompts that one engine is asked to count at once
 MAX_LIST = 4 << 20  # bytes of a list of models
 MAX_COUNT = 16 << 20  # bytes of the answer to a count: some engines list the tokens too
+ASK_TIMEOUT = 2  # seconds in a look for what is asked of the models
+MAX_TOLD = 1 << 20  # bytes of the answer to such a question
 MOST_MODELS = 1000  # of one engine; the others are not looked at
 # What the reading of an engine's JSON may meet, which can be of any shape.
 ODD_JSON = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -35,6 +41,7 @@ class Engine:
     purpose   what its models are for, "chat" or "embedding"
     look_due  an Event: it is to be looked at now, not only when `settings.poll` is over
     counts    a semaphore for prompts that it is asked to count
+    found     {weights of a model: found.Found}
     """
 
     def __init__(self, url, key=None):
@@ -51,6 +58,7 @@ class Engine:
         self.purpose = "chat"
         self.look_due = Event()
         self.counts = BoundedSemaphore(COUNTS)
+        self.found = {}
 
     @property
     def serves(self):
@@ -67,6 +75,7 @@ class Engine:
             self.health.is_troubled(trouble, time())
         else:
             self.note_models(served)
+            self.get_to_know()
             self.health.is_well(time())
         self.pool.prune()
 
@@ -114,7 +123,40 @@ class Engine:
         except (Silent, Refusal):
             return self.purpose
 
+    def get_to_know(self):
+        """Ask about each model once it is loaded. What takes too long is left for another look."""
+        fresh = not self.serves
+        found = {}
+        due = []
+        for _, entries in groups_of(self):
+            weights = self.kind.weights_of(entries[0])
+            if self.kind.is_loaded(entries[0]):
+                found[weights] = self.found.get(weights) or Found()
+                found[weights].due = 0 if fresh else found[weights].due
+                due.append((found[weights], entries[0]["id"]))
+        self.found = found
+        if self.purpose != "chat":
+            return
+        try:
+            with Timeout(ASK_TIMEOUT, False):
+                for one, model_id in due:
+                    if one.is_due():
+                        one.ask(self.kind, self.question, model_id)
+        except (Silent, Refusal, *ODD_JSON) as error:
+            logger.info("engine %s was asked about a model in vain: %s", self.url, error)
+
     # -- questions
+
+    def question(self, path, question=None):
+        """(status, body) of the answer to a question about a model: a POST, or without one a GET.
+        Raises Silent, Refusal."""
+        if question is None:
+            return self.get(path)
+        answer = self.pool.post(path, [orjson.dumps(question)], self.headers, harmless=True)
+        try:
+            return answer.status, answer.all(ASK_TIMEOUT, MAX_TOLD)
+        finally:
+            answer.close(answer.ended)
 
     def get(self, path):
         """(status, body) of a GET. Raises Silent, Refusal."""

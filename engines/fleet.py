@@ -36,6 +36,7 @@ class Fleet:
     meters  {lane: counting.Meter}
     notes   functions that are told of each change of an engine's state: (Engine)
     told    {Engine: (its state in words, when the log said so)}
+    said    {name of a model: what the log has said of its template}
     """
 
     def __init__(self, settings):
@@ -46,6 +47,7 @@ class Fleet:
         self.meters = {}
         self.notes = []
         self.told = {}
+        self.said = {}
         self.update()
 
     # -- what there is
@@ -139,6 +141,10 @@ class Fleet:
         after = [model.id for model in self.models()]
         if before != sorted(after):
             logger.warning("models loaded: %s", ", ".join(after) or "none")
+        for model in self.models():
+            if model.purpose == "chat" and self.said.get(model.id) != model.template:
+                self.said[model.id] = model.template
+                logger.info("model %s has %s", model.id, model.template)
 
     def tell(self, engine):
         """Say how an engine is: at each change, and now and then while it does not serve."""
@@ -194,7 +200,10 @@ class Fleet:
         """The Meter of a Model, which outlives that object."""
         if model.lane not in self.meters and len(self.meters) >= MOST_METERS:
             del self.meters[next(iter(self.meters))]
-        return self.meters.setdefault(model.lane, Meter())
+        meter = self.meters.setdefault(model.lane, Meter())
+        if model.found.bytes_a_token:
+            meter.begin_with(model.found.bytes_a_token)
+        return meter
 
 
 class FleetForKey:

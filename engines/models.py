@@ -7,8 +7,10 @@ import posixpath
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engines.found import Found
 from engines.kinds import OTHER, Kind
 from errors import ModelNotFound
+from reasoning import SET, TABLES
 from settings import matches
 
 
@@ -26,12 +28,13 @@ class Model:
     system           the system prompt for requests that have none
     sampling         {field: value} for requests that leave the field out
     default          requests that name no model get it
-    effort           a key of reasoning.TABLES
+    effort           a key of reasoning.TABLES; None: what its engine's template turned out to be
     reasoning_field  a key of reasoning.FIELDS
     context          tokens, or None while the engine has not said
     loaded           its engine serves it right now
     engine           the engine.Engine that has it, or None
     engine_kind      the kinds.Kind of its engine
+    found            found.Found: what its engine has told of it
     """
 
     id: str
@@ -44,12 +47,35 @@ class Model:
     system: str | None = None
     sampling: dict = field(default_factory=dict)
     default: bool = False
-    effort: str = "glm"
+    effort: str | None = None
     reasoning_field: str = "both"
     context: int | None = None
     loaded: bool = False
     engine: Any = None
     engine_kind: Kind = OTHER
+    found: Found = field(default_factory=Found)
+
+    @property
+    def table(self):
+        """The reasoning.Table: what its template does with the controls of thinking."""
+        if self.effort:
+            return TABLES[self.effort]
+        return self.found.table or TABLES["glm"]
+
+    @property
+    def origin(self):
+        """How that is known, in words for people."""
+        return SET if self.effort else self.table.origin
+
+    @property
+    def template(self):
+        """What its template is, in words for people."""
+        return f"{self.table.about} ({self.origin})"
+
+    @property
+    def may_leak(self):
+        """Whether it thinks though it shall not, so that its thoughts may stand in its answer."""
+        return not self.table.can_turn_off and self.found.opens is not False
 
     @property
     def names(self):
@@ -170,7 +196,8 @@ class Catalogue:
         model.lane = f"{engine.url} {weights}"
         model.others = [name for name in others if name and name != public]
         model.purpose = engine.purpose
-        model.context = engine.kind.context_of(first)
+        model.found = engine.found.get(weights, model.found)
+        model.context = engine.kind.context_of(first) or model.found.context
         model.loaded = engine.serves
         model.engine = engine
         model.engine_kind = engine.kind

@@ -264,7 +264,7 @@ def thinking(model):
     return {
         "table": table.name,
         "about": table.about,
-        "known": table.origin,
+        "known": model.origin,
         "controllable": controllable,
         "can_turn_off": table.can_turn_off,
         "quickest": quickest,

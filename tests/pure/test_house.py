@@ -138,7 +138,7 @@ ARROWS = {
     "watch": set(),
     "metrics": {"engines.health"},
     "store": set(),
-    "engines": {"loop", "tcp", "counting", "steps"},
+    "engines": {"loop", "tcp", "counting", "steps", "reasoning", "values"},
     "engines.local": {"engines"},
     "keys": {"store", "admission", "reasoning", "log"},
     "call": {"pump", "watch", "engines", "admission", "store", "stream", "values", "counting",

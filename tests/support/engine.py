@@ -12,7 +12,7 @@
 A script is a sequence (or a generator) of steps. Plain bytes are `Send(bytes)`. A `Head()` is put in front where the
 script has none, and an `End()` behind it where nothing closed the connection. Without a script a POST gets the answer
 that vLLM 0.32 would give (`engine.like = "llama"`: llama.cpp's server), with vLLM's refusals of an unknown model and of
-`stream_options` without `stream`.
+`stream_options` without `stream`. Its chat template is `engine.template`, one of support/templates.py.
 
     Head(status, headers, framing, type, version, reason)
                         framing: "chunked", "close", a content length, or None for no body; status 1xx: interim
@@ -43,8 +43,10 @@ from collections import deque
 from contextlib import suppress
 from email.utils import formatdate
 from http import HTTPStatus
+from zlib import crc32
 
 from support.processes import free_port
+from support.templates import TEMPLATES, Refused, render
 
 MODELS = [{"id": "GLM-5.3-Flash-EXL3", "max_model_len": 850000, "root": "/models/GLM-5.3-Flash-EXL3"}]
 FINGERPRINT = "vllm-0.32.0-47ee2e8e"
@@ -536,7 +538,10 @@ def probe_answer(engine, request):
     if route == ("POST", "/tokenize"):
         return _tokenize(engine, request)
     if route == ("POST", "/apply-template") and engine.like == "llama":
-        return [Json({"prompt": "".join(f"<|{message['role']}|>{message['content']}" for message in request.json()["messages"])})]
+        try:
+            return [Json({"prompt": render(engine.template, request.json())})]
+        except Refused as refused:
+            return [llama_refusal(400, f"Unable to generate parser for this template. Error: Jinja Exception: {refused}")]
     if route[1] == ("/v1/embeddings" if engine.embeds else "/v1/chat/completions"):
         return [Json({"detail": "Method Not Allowed"}, 405, {"allow": "POST"})]
     return [Json({"detail": "Not Found"}, 404)]
@@ -554,9 +559,14 @@ def _tokenize(engine, request):
     if engine.like == "llama":
         return [Json({"tokens": list(range(len(ask.get("content") or "") // 4))})]
     count = max(1, len(compact(ask.get("messages") or ask.get("prompt") or "")) // 4)
-    numbers = list(range(min(count, 64)))
+    try:
+        made = render(engine.template, ask) if ask.get("messages") else ask.get("prompt") or ""
+    except Refused as refused:
+        return [refusal(400, str(refused))]
+    words = [made[at:at + 4] for at in range(0, len(made), 4)]
     longest = (engine.models or [{}])[0].get("max_model_len")
-    return [Json({"count": count, "max_model_len": longest, "tokens": numbers, "token_strs": None})]
+    return [Json({"count": count, "max_model_len": longest, "tokens": [crc32(word.encode()) for word in words],
+                  "token_strs": words if ask.get("return_token_strs") else None})]
 
 
 # ---- the server
@@ -754,7 +764,7 @@ class Engine:
         """Everything as in a new engine; connections stay."""
         with self.changed:
             self.models, self.like, self.key = [dict(m) for m in MODELS], "vllm", None
-            self.embeds = False
+            self.embeds, self.template = False, TEMPLATES["glm"]
             self.idle, self.patience = 5, 30
             self.scripts, self.answer, self.routes = deque(), None, {}
             self.requests, self.probes, self.faults = [], [], []
