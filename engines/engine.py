@@ -154,7 +154,8 @@ class Engine:
             return self.get(path)
         answer = self.pool.post(path, [orjson.dumps(question)], self.headers, harmless=True)
         try:
-            return answer.status, answer.all(ASK_TIMEOUT, MAX_TOLD)
+            body = answer.all(ASK_TIMEOUT, MAX_TOLD)
+            return answer.status, body  # which is known by then
         finally:
             answer.close(answer.ended)
 

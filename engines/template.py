@@ -182,7 +182,7 @@ def chat_with(asked, instructed):
         {"role": "user", "content": asked},
         {"role": "assistant", "content": "Yes."},
         {"role": "system", "content": instructed},
-        {"role": "user", "content": "Go on."},
+        *ASKED_IN,
     ]
 
 

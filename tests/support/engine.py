@@ -25,8 +25,8 @@ that vLLM 0.32 would give (`engine.like = "llama"`: llama.cpp's server), with vL
     Json(object, status, headers)                         a whole plain answer
     Early()             first in a script: play on before the body was read; ReadBody() reads it then
 
-Only POSTs that ask for an answer count as `requests`; what asks about the engine (GET, /tokenize) is in `probes`. The
-client is gone when it closed, reset or half-closed the connection while its script was played, as vLLM sees it;
+Only POSTs that ask for an answer count as `requests`; what asks about the engine (GET, /tokenize) is in `probes`, but for
+what the gateway asks of its own about each model, which is in `learned`. The client is gone when it closed, reset or half-closed the connection while its script was played, as vLLM sees it;
 `finished` is set where the script came to its end.
 Everything is bounded: a wait longer than `engine.patience` ends the connection and lands in `engine.faults`.
 """
@@ -518,6 +518,7 @@ def _llama_answer(ask):
 
 
 PROBES = {"/tokenize", "/apply-template"}       # POSTs that ask about the engine
+OWN = (b"What is 2+2?", b"the average of all values", b"cache_config_info", b"/props")     # in what it is asked about a model
 
 
 def probe_answer(engine, request):
@@ -529,6 +530,11 @@ def probe_answer(engine, request):
         return [Json({"version": "0.32.0"})]
     if route == ("GET", "/load"):
         return [Json({"server_load": engine.active})]
+    if "cache_config_info" in request.path and engine.like == "vllm":
+        line = b'vllm:cache_config_info{block_size="128",engine="0",kv_cache_size_tokens="65536",num_gpu_blocks="512"} 1.0\n'
+        return [Head(framing=len(line), type="text/plain; version=0.0.4; charset=utf-8"), line]
+    if route == ("GET", "/props") and engine.like == "llama":
+        return [Json({"default_generation_settings": {"params": {}, "n_ctx": 4096}, "total_slots": 2})]
     if route == ("GET", "/metrics"):
         return _metrics(engine)
     if route == ("GET", "/v1/models"):
@@ -767,7 +773,7 @@ class Engine:
             self.embeds, self.template = False, TEMPLATES["glm"]
             self.idle, self.patience = 5, 30
             self.scripts, self.answer, self.routes = deque(), None, {}
-            self.requests, self.probes, self.faults = [], [], []
+            self.requests, self.probes, self.learned, self.faults = [], [], [], []
             self.max_active = self.active
 
     def play(self, *steps):
@@ -869,7 +875,8 @@ class Engine:
     def _perform(self, connection, request, early):
         path = request.path.partition("?")[0]
         if request.method != "POST" or path in PROBES:
-            self.probes.append(request)
+            own = any(words in request.body or words in request.path.encode() for words in OWN)
+            (self.learned if own else self.probes).append(request)
             return connection.play(self._routed(request, path) or probe_answer(self, request))
         with self.changed:
             self.requests.append(request)
