@@ -753,11 +753,15 @@ class ChatStream:
         whether the delta changed."""
         reasoning = ""
         content = delta.get("content")
+        held = ""
+        if state.leak.orphan and self.has_thought_or_called(delta, state):
+            held = state.leak.settle()
         if isinstance(content, str) and content and not state.leak.past_tags:
             reasoning, content = state.leak.feed(content)
-        if state.leak.orphan and self.needs_no_tag(delta, state):
-            content = (content or "") + state.leak.settle()
-        if finishes and state.leak.waits and (content is None or isinstance(content, str)):
+        if held:
+            content = held + (content or "")
+        ends = finishes or state.leak.orphan and delta.get("tool_calls")
+        if ends and state.leak.waits and (content is None or isinstance(content, str)):
             last_reasoning, last_content = state.leak.flush()
             reasoning += last_reasoning
             content = (content or "") + last_content
@@ -768,11 +772,11 @@ class ChatStream:
                 del delta["content"]
         return set_reasoning(delta, self.names, reasoning) or changed
 
-    def needs_no_tag(self, delta, state):
-        """Whether a choice's content is known to be one, with no tag before it: the engine finds
-        the thoughts itself, or calls have begun."""
-        thought = state.thought or "reasoning" in self.said
-        return thought or any(delta.get(name) for name in (*NAMES, "tool_calls"))
+    def has_thought_or_called(self, delta, state):
+        """Whether a choice's content is no reasoning whose tag has not come yet: the engine has
+        found some itself, or calls have begun."""
+        thought = state.thought or "reasoning" in self.said or any(map(delta.get, NAMES))
+        return thought or state.tool_calls.calls
 
 
 class CompletionStream(ChatStream):

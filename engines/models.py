@@ -10,7 +10,7 @@ from typing import Any
 from engines.found import Found
 from engines.kinds import OTHER, Kind
 from errors import ModelNotFound
-from reasoning import SET, TABLES
+from reasoning import SET, TABLES, Table
 from settings import matches
 
 
@@ -28,12 +28,13 @@ class Model:
     system           the system prompt for requests that have none
     sampling         {field: value} for requests that leave the field out
     default          requests that name no model get it
-    effort           a key of reasoning.TABLES; None: what its engine's template turned out to be
+    effort           a key of reasoning.TABLES, where the settings have one
     reasoning_field  a key of reasoning.FIELDS
     context          tokens, or None while the engine has not said
     loaded           its engine serves it right now
     engine           the engine.Engine that has it, or None
     engine_kind      the kinds.Kind of its engine
+    asked            the reasoning.Table that its template turned out to be, or None
     found            found.Found: what its engine has told of it
     """
 
@@ -53,14 +54,15 @@ class Model:
     loaded: bool = False
     engine: Any = None
     engine_kind: Kind = OTHER
-    found: Found = field(default_factory=Found)
+    asked: Table | None = None
+    found: Found = field(default_factory=Found, compare=False)
 
     @property
     def table(self):
         """The reasoning.Table: what its template does with the controls of thinking."""
         if self.effort:
             return TABLES[self.effort]
-        return self.found.table or TABLES["glm"]
+        return self.asked or TABLES["glm"]
 
     @property
     def origin(self):
@@ -197,6 +199,7 @@ class Catalogue:
         model.others = [name for name in others if name and name != public]
         model.purpose = engine.purpose
         model.found = engine.found.get(weights, model.found)
+        model.asked = model.found.table
         model.context = engine.kind.context_of(first) or model.found.context
         model.loaded = engine.serves
         model.engine = engine

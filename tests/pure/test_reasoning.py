@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import reasoning
-from errors import InvalidRequest
 from dialects.history import Ignored
+from errors import InvalidRequest
 from reasoning import FIELDS, TABLES, UNCHANGED, WORDS, rows
 
 OFF = {"chat_template_kwargs": {"enable_thinking": False}}
