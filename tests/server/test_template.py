@@ -275,13 +275,24 @@ def test_a_stream_that_wants_thoughts_or_has_a_switch_is_not_held(front, model, 
 
 
 def test_held_tokens_count_where_a_client_leaves(front, model):
-    go_on = Event()
-    model.play(*chat_chunks(["w"] * 150, done=False)[:131], Wait(go_on))
-    connection = front.client().open()
-    connection.start("POST", CHAT, body(CHAT, stream=True, reasoning_effort="none"))
-    model.wait_for(1)[0]
-    wait_until(lambda: b"keep-alive" in connection.read(), 5)
-    connection.close()
-    assert model.requests[-1].gone.wait(5)
-    go_on.set()
-    wait_until(lambda: rows(front.db, "aborted AND completion_tokens >= 100"), 5)
+    played, go_on = Event(), Event()
+
+    def script():
+        yield from chat_chunks(["w"] * 150, done=False)[:131]
+        played.set()
+        yield Wait(go_on)
+
+    model.always(lambda request: script())
+    try:
+        connection = front.client().open()
+        connection.start("POST", CHAT, body(CHAT, stream=True, reasoning_effort="none"))
+        assert played.wait(10)
+        for _ in range(2):                              # the second one comes when all of it has long been read
+            wait_until(lambda: b"keep-alive" in connection.read(), 5)
+        connection.close()
+        assert model.requests[-1].gone.wait(10)
+    finally:
+        model.always(None)
+        go_on.set()
+    wait_until(lambda: rows(front.db, "aborted"), 5)
+    assert rows(front.db, "aborted")[-1]["completion_tokens"] >= 100
