@@ -3,6 +3,7 @@
 import logging
 from time import time
 
+import gevent
 import orjson
 from gevent import Timeout
 from gevent.event import Event
@@ -22,7 +23,8 @@ COUNT_TIMEOUT = 10  # seconds for the count of a prompt's tokens
 COUNTS = 8  # prompts that one engine is asked to count at once
 MAX_LIST = 4 << 20  # bytes of a list of models
 MAX_COUNT = 16 << 20  # bytes of the answer to a count: some engines list the tokens too
-ASK_TIMEOUT = 2  # seconds in a look for what is asked of the models
+ASK_TIMEOUT = 60  # seconds for what is asked about the models: a busy engine is slow
+ASK_PATIENCE = 2  # seconds of them for which a look waits
 MAX_TOLD = 1 << 20  # bytes of the answer to such a question
 MOST_MODELS = 1000  # of one engine; the others are not looked at
 # What the reading of an engine's JSON may meet, which can be of any shape.
@@ -42,6 +44,7 @@ class Engine:
     look_due  an Event: it is to be looked at now, not only when `settings.poll` is over
     counts    a semaphore for prompts that it is asked to count
     found     {weights of a model: found.Found}
+    asking    the greenlet that asks about models, or None
     """
 
     def __init__(self, url, key=None):
@@ -59,6 +62,7 @@ class Engine:
         self.look_due = Event()
         self.counts = BoundedSemaphore(COUNTS)
         self.found = {}
+        self.asking = None
 
     @property
     def serves(self):
@@ -124,26 +128,34 @@ class Engine:
             return self.purpose
 
     def get_to_know(self):
-        """Ask about each model once it is loaded. What takes too long is left for another look."""
+        """Ask about each model once it is loaded, beside the looks if that takes its time."""
         fresh = not self.serves
         found = {}
         due = []
         for _, entries in groups_of(self):
             weights = self.kind.weights_of(entries[0])
             if self.kind.is_loaded(entries[0]):
-                found[weights] = self.found.get(weights) or Found()
-                found[weights].due = 0 if fresh else found[weights].due
-                due.append((found[weights], entries[0]["id"]))
+                one = found[weights] = self.found.get(weights) or Found()
+                one.due = 0 if fresh else one.due
+                if one.is_due():
+                    due.append((one, entries[0]["id"]))
         self.found = found
-        if self.purpose != "chat":
-            return
+        if due and self.purpose == "chat" and not self.asking:
+            self.asking = gevent.spawn(self.ask_about, due)
+            self.asking.join(ASK_PATIENCE)
+            if self.asking:  # another look will take up what is found
+                self.asking.link(lambda _: self.look_due.set())
+
+    def ask_about(self, due):
+        """Ask about models, each as (its Found, the engine's name for it)."""
         try:
             with Timeout(ASK_TIMEOUT, False):
-                for one, model_id in due:
-                    if one.is_due():
-                        one.ask(self.kind, self.question, model_id)
+                for found, model_id in due:
+                    found.ask(self.kind, self.question, model_id)
         except (Silent, Refusal, *ODD_JSON) as error:
             logger.info("engine %s was asked about a model in vain: %s", self.url, error)
+        finally:
+            self.asking = None
 
     # -- questions
 
@@ -154,7 +166,7 @@ class Engine:
             return self.get(path)
         answer = self.pool.post(path, [orjson.dumps(question)], self.headers, harmless=True)
         try:
-            body = answer.all(ASK_TIMEOUT, MAX_TOLD)
+            body = answer.all(LOOK_TIMEOUT, MAX_TOLD)
             return answer.status, body  # which is known by then
         finally:
             answer.close(answer.ended)

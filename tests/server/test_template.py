@@ -5,6 +5,7 @@ from threading import Event
 
 import pytest
 
+from support import engine as engine_side
 from support import responses
 from support.chat import PATH as CHAT
 from support.chat import deltas
@@ -130,6 +131,14 @@ def test_an_engine_that_can_not_be_asked_keeps_the_default(gateway, engine, step
     assert (told(front)["table"], told(front)["known"]) == ("glm", "assumed: its engine could not be asked")
     assert post(front, CHAT, reasoning_effort="none").status == 200
     assert engine.requests[-1].json()["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_a_busy_engine_is_asked_beside_the_looks(engine, tmp_path, stock):
+    engine.template = TEMPLATES["no-switch"]
+    engine.on("/tokenize", lambda request: [Pause(0.05), *engine_side.probe_answer(engine, request)])
+    with started(engine, tmp_path, stock, "from engines import engine; engine.ASK_PATIENCE = 0.1", poll=30) as front:
+        assert told(front)["table"] == "glm"
+        wait_until(lambda: told(front)["table"] == "no-switch", 10)
 
 
 def test_a_question_in_vain_is_asked_again(gateway, engine):
