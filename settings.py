@@ -120,6 +120,7 @@ def read_url(value):
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        (parts.hostname or "").encode("idna")  # as a look-up of the name would do
     except ValueError:
         good = False
     if not good or parts.query or parts.username or re.search(r"[\s\x00-\x1f\x7f]", text):

@@ -111,7 +111,8 @@ class Engine:
             reason = f"it has not answered {path} within {LOOK_TIMEOUT} s"
             raise Trouble("busy", reason) from None
         except Refusal as error:
-            raise Trouble("off", f"{path}: {error.message}") from None
+            # What follows is advice for a client.
+            raise Trouble("off", f"{path}: {error.message.partition(';')[0]}") from None
 
     def note_models(self, served):
         changed = ids_of(served) != ids_of(self.listed)

@@ -116,6 +116,8 @@ class Kind:
             reason = f"it wants another key ({status}): set SPARKS_UPSTREAM_KEY"
         elif status == 404:
             reason = "it is no OpenAI server: it has no /v1/models (404); check its address"
+        elif status == 429:
+            return Trouble("busy", "it takes no more questions just now: /v1/models is a 429")
         elif status < 500:
             reason = f"its /v1/models is a {status}: is it an OpenAI server?"
         else:

@@ -184,6 +184,8 @@ OUT_OF_RANGE = [
     ("upstream", "http://a:99999", ADDRESS),
     ("upstream", "http://a:b", ADDRESS),
     ("upstream", "http://a?x=1", ADDRESS),
+    ("upstream", "http://a..b:8000", ADDRESS),
+    ("upstream", f"http://{'a' * 70}:8000", ADDRESS),
     ("upstream", "http://me:secret@a", ADDRESS),
     ("upstream", "http://a, b", ADDRESS),
     ("base_url", "sparks.example.net", ADDRESS),

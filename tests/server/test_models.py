@@ -23,7 +23,7 @@ from support.engine import (
     Wait,
     chat_chunks,
 )
-from support.gateway import Gateway, Shared
+from support.gateway import Gateway, Shared, started
 from support.observe import gauges, idle
 from support.processes import clean_environment, free_port, wait_until
 from support.rows import rows
@@ -329,6 +329,18 @@ def test_what_people_and_the_owner_learn(gateway, engine):
     front.stop()
     told = engines_of(front)
     assert told.startswith("no gateway runs here now") and "why         connection refused" in told, told
+
+
+def test_what_the_start_says_and_the_log_repeats(engine, tmp_path, stock):
+    """Why there is no model is on the start screen; the log says it again while it lasts."""
+    engine.key = "another"
+    with started(engine, tmp_path, stock, patch="import engines.fleet as fleet; fleet.REMIND = 0.3", wait=False) as front:
+        again = f"engine {engine.url} is still misconfigured: it wants another key (401): set SPARKS_UPSTREAM_KEY (for 0 min)"
+        wait_until(lambda: front.log.count(again) > 1, 15)
+        wait_until(lambda: "listens at" in front.log, 10)
+        assert f"engine      {engine.url} is misconfigured: it wants another key (401)" in front.log
+        engine.key = None
+        wait_until(lambda: f"engine {engine.url} is up" in front.log, 10)
 
 
 def state_in(front, url):

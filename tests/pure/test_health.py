@@ -1,0 +1,101 @@
+"""How an engine is: its states, what a failed look says, and what clients and the owner are told."""
+import pytest
+
+from engines.health import MOST_WAITS, SERVES, STATES, Health, Trouble
+from engines.kinds import OTHER
+from front.screen import for_how_long, told
+from store.states import State
+
+REFUSED = Trouble("off", "connection refused", sure=True)
+CLOSED = Trouble("off", "it closed the connection")
+SLOW = Trouble("busy", "it has not answered")
+KEY = Trouble("misconfigured", "it wants another key")
+WELL = None
+
+
+@pytest.mark.parametrize("looks, word", [
+    ([], "loading"),
+    ([WELL], "up"),
+    ([SLOW], "loading"),                               # nobody has seen it work yet
+    ([CLOSED], "off"), ([KEY], "misconfigured"),       # nor is there anything to be kept
+    ([WELL, CLOSED], "up"), ([WELL, KEY], "up"), ([WELL, CLOSED, CLOSED], "off"), ([WELL, KEY, CLOSED], "off"),
+    ([WELL, CLOSED, WELL, CLOSED], "up"),
+    ([WELL, REFUSED], "off"),
+    ([WELL, SLOW], "busy"), ([WELL, *[SLOW] * 20], "busy"), ([WELL, SLOW, WELL], "up"),
+    ([WELL, SLOW, CLOSED], "off"),
+    ([WELL, REFUSED, SLOW], "loading"), ([WELL, REFUSED, SLOW, WELL], "up"),
+], ids=str)
+def test_states_after_looks(looks, word):
+    health = Health(0)
+    for now, look in enumerate(looks, 1):
+        if look is WELL:
+            health.is_well(now)
+        else:
+            health.is_troubled(look, now)
+    assert health.word == word and health.serves == (word in SERVES)
+    assert (health.reason is None) == (word == "up")
+    troubles = [look for look in looks if look]
+    assert health.error is None or health.error.endswith(troubles[-1].reason)
+
+
+def test_since_when():
+    health = Health(10)
+    health.is_well(20)
+    health.is_well(30)
+    assert health.since == 20
+    health.is_troubled(REFUSED, 40)
+    health.note("off", "no such name", 50)             # another reason is the same state
+    assert (health.since, health.told(), health.error) == (40, "off: no such name", "off: no such name")
+    health.is_well(60)
+    assert (health.since, health.told(), health.error) == (60, "up", "off: no such name")
+
+
+@pytest.mark.parametrize("word", STATES)
+def test_when_to_come_back(word):
+    """Soon in the beginning, later as it lasts; whole seconds within bounds, also where the clock is set back."""
+    health = Health(1000)
+    health.note(word, "x", 1000)
+    waits = [health.retry_after(1000 + age) for age in (-500, 0, 1, 20, 100, 86400)]
+    assert waits == sorted(waits) and all(isinstance(wait, int) and 1 <= wait <= 60 for wait in waits)
+    assert waits[-1] == MOST_WAITS.get(word, 5)
+    assert waits[0] == (60 if word == "misconfigured" else 5)
+
+
+LOADING = b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}'
+
+
+@pytest.mark.parametrize("status, body, word, words", [
+    (503, LOADING, "loading", "loading"), (503, b"", "off", "503"), (502, b"<html>Bad Gateway", "off", "502"),
+    (401, b"", "misconfigured", "SPARKS_UPSTREAM_KEY"), (403, b"", "misconfigured", "SPARKS_UPSTREAM_KEY"),
+    (404, b"", "misconfigured", "404"), (307, b"", "misconfigured", "307"), (429, b"", "busy", "429"),
+    (204, b"", "misconfigured", "204"),
+])
+def test_what_a_refused_list_says(status, body, word, words):
+    trouble = OTHER.unlisted(status, body)
+    assert trouble.word == word and words in trouble.reason and not trouble.sure
+
+
+@pytest.mark.parametrize("status, body, word", [(503, LOADING, "loading"), (503, b"", "off"), (500, b"{}", "off")])
+def test_what_an_ailing_engine_says(status, body, word):
+    assert OTHER.unwell(status, body).word == word
+
+
+# ---- for the owner
+
+def test_the_owners_command():
+    states = [State("http://a:1", "up", None, 1000, "off: connection refused", "glm, 850,000 tokens of context"),
+              State("http://b:2", "off", "no such name: odd\x1b[2J", 4540, "off: no such name: odd\x1b[2J", "")]
+    assert told(states, 4600, True) == """\
+http://a:1  up, for 1 h 0 min
+  last error  off: connection refused
+  serves      glm, 850,000 tokens of context
+http://b:2  off, for 1 min
+  why         no such name: odd\\x1b[2J"""
+    assert told(states, 4600, False).startswith("no gateway runs here now; the engines as they were last seen:\nhttp://a:1")
+    assert told([], 4600, False) == "no gateway has run on this database yet"
+
+
+@pytest.mark.parametrize("seconds, words", [(-5, "0 s"), (0, "0 s"), (59.4, "59 s"), (60, "1 min"), (3599, "59 min"),
+                                            (3600, "1 h 0 min"), (86399, "23 h 59 min"), (90000, "1 d 1 h")])
+def test_for_how_long(seconds, words):
+    assert for_how_long(seconds) == f"for {words}"
