@@ -542,6 +542,7 @@ class Call:
         worked = milliseconds(self.granted, monotonic())
         if status == 200 or stream and stream.closing:
             self.tally.learn(usage, stream, worked)
+            self.ask.model.found.note_usage(usage)
         return self.tally.figures(usage, stream, worked if status == LEFT else 0)
 
     def note_oddities(self):

@@ -97,6 +97,11 @@ class Meter:
         self.texts = Yardstick((Length(BYTES_A_TOKEN), 1), (1 / 5, 1))
         self.times = Yardstick((Length(50), 1), (0, 10))
 
+    def begin_with(self, bytes_a_token):
+        """What to go by while nothing was seen: how many bytes a token of this model has."""
+        for yardstick in (self.prompts, self.texts):
+            yardstick.start = (Length(bytes_a_token), 1)
+
 
 class Tally:
     """How many tokens one request uses.

@@ -41,6 +41,15 @@ LONGEST = "Longest thinking"
 ON = "Thinking on"
 UNCHANGED = "No effect on this model"
 
+# Names of switches in chat templates. Engines' parsers obey either, whatever the template does.
+SWITCHES = ("enable_thinking", "thinking")
+
+# How a table is known, in words for people.
+ASSUMED = "assumed: its engine could not be asked"
+SET = "set in sparks.toml"
+ASKED = "asked of its template"
+ECHOED = "asked of its template, which hands any word of effort on"
+
 
 class Level(NamedTuple):
     """What some words do.
@@ -58,16 +67,35 @@ class Level(NamedTuple):
 class Table(NamedTuple):
     """One kind of template.
 
-    about    what it is, for people
-    levels   {word: Level}, with every word of WORDS
-    on       what `think: true` means
-    native   the template's own switches, which cancel the translation
+    name          its key in TABLES, or "found"
+    about         what it is, for people
+    levels        {word: Level}, with every word of WORDS
+    on            what `think: true` means
+    native        the template's own controls, which cancel the translation
+    switches      those of SWITCHES that turn its thinking off
+    late_system   it takes a system message anywhere
+    bare_schemas  it renders the fields of a tool's schema, and knows no $ref
+    origin        how it is known, in words for people
     """
 
+    name: str
     about: str
     levels: dict
     on: Level
     native: tuple = ("enable_thinking", "reasoning_effort")
+    switches: tuple = SWITCHES
+    late_system: bool = True
+    bare_schemas: bool = False
+    origin: str = ASSUMED
+
+    @property
+    def can_turn_off(self):
+        """Whether there is a way not to think."""
+        return self.levels["none"].effect == OFF
+
+    def level(self, word):
+        """The Level of a word, or of "on"."""
+        return self.on if word == "on" else self.levels[word]
 
 
 def all_words(**levels):
@@ -87,11 +115,12 @@ def field(effect, effort):
     return Level(effect, fields={"reasoning_effort": effort})
 
 
-def switch(name):
-    """The Table of a template that has one switch, of this name."""
+def switch(name, title):
+    """The Table, called `title`, of a template that has one switch, of this name."""
     off = Level(OFF, {name: False})
     on = Level(ON, {name: True})
     return Table(
+        title,
         f"a template with the switch {name} only",
         all_words(off=off, short=on, long=on, longest=on),
         on,
@@ -99,8 +128,13 @@ def switch(name):
     )
 
 
-TABLES = {
-    "glm": Table(
+def named(*tables):
+    return {table.name: table for table in tables}
+
+
+TABLES = named(
+    Table(
+        "glm",
         "GLM: a switch and three levels",
         all_words(
             off=Level(OFF, {"enable_thinking": False}),
@@ -110,7 +144,8 @@ TABLES = {
         ),
         Level(ON, {"enable_thinking": True}),
     ),
-    "no-switch": Table(
+    Table(
+        "no-switch",
         "a GLM template that always thinks",
         all_words(
             off=kwarg(SHORT, "low"),
@@ -119,12 +154,15 @@ TABLES = {
             longest=kwarg(LONGEST, "max"),
         ),
         Level(UNCHANGED),
+        native=("reasoning_effort",),
+        switches=(),
     ),
-    "qwen": switch("enable_thinking"),
-    "deepseek": switch("thinking")._replace(
+    switch("enable_thinking", "qwen")._replace(late_system=False, bare_schemas=True),
+    switch("thinking", "deepseek")._replace(
         native=("thinking", "enable_thinking", "reasoning_effort")
     ),
-    "gpt-oss": Table(
+    Table(
+        "gpt-oss",
         "the plain field reasoning_effort",
         {
             **all_words(
@@ -136,18 +174,27 @@ TABLES = {
             "medium": field(MEDIUM, "medium"),
         },
         Level(UNCHANGED),
+        native=("reasoning_effort",),
+        switches=(),
+        late_system=False,
+        bare_schemas=True,
     ),
-    "none": Table(
-        "a model without such a control", dict.fromkeys(WORDS, Level(UNCHANGED)), Level(UNCHANGED)
+    Table(
+        "none",
+        "a model without such a control",
+        dict.fromkeys(WORDS, Level(UNCHANGED)),
+        Level(UNCHANGED),
+        native=(),
+        switches=(),
+        late_system=False,
     ),
-}
+)
 
 
 def rows(table):
-    """A table for people: [(words, effect)], neighbours with one effect joined. `table`: a key of
-    TABLES."""
+    """A Table for people: [(words, effect)], neighbours with one effect joined."""
     out = []
-    for word, level in TABLES[table].levels.items():
+    for word, level in table.levels.items():
         if out and out[-1][1] == level.effect:
             out[-1][0].append(word)
         else:
@@ -155,12 +202,13 @@ def rows(table):
     return out
 
 
-def translate(payload, table, budget_field=None):
+def translate(payload, table, ignored, budget_field=None):
     """Take every control of thinking out of `payload` (a request body, changed in place) and put in
-    what the engine's template understands. A native switch in `chat_template_kwargs` cancels the
-    translation.
+    what the engine's template understands. A native control in `chat_template_kwargs` cancels the
+    translation. Returns whether the client wants no thinking.
 
-    table         a key of TABLES
+    table         a Table
+    ignored       its add(where, what) is told of what is left out
     budget_field  the engine's own field for how many tokens a model may think, or None
 
     Raises InvalidRequest for a wrong type, or a word that the table does not have.
@@ -168,19 +216,47 @@ def translate(payload, table, budget_field=None):
     kwargs = payload.get("chat_template_kwargs")
     if kwargs is not None and not isinstance(kwargs, dict):
         raise InvalidRequest("chat_template_kwargs must be an object", "chat_template_kwargs")
+    vain = leave_out(payload, table, ignored)
+    kwargs = payload.get("chat_template_kwargs")
     asked = {name: payload.pop(name, None) for name in CONTROLS}
-    if kwargs and any(kwargs.get(name) is not None for name in TABLES[table].native):
-        return
-    level, budget = wanted(asked, TABLES[table])
+    if kwargs and any(kwargs.get(name) is not None for name in table.native):
+        return vain
+    word, budget = wanted(asked, table)
+    if word is None:
+        return vain
+    level = table.level(word)
     if level.kwargs:
         payload["chat_template_kwargs"] = {**(kwargs or {}), **level.kwargs}
     payload.update(level.fields)
     if budget and budget_field:
         payload.setdefault(budget_field, budget)
+    return vain or LEVEL_OF.get(word) == "off"
+
+
+def leave_out(payload, table, ignored):
+    """Take out the switches that the template does not have, where a client turns them off: the
+    engine would only stop looking for thoughts, which then stand in the answer. Returns whether
+    there were any."""
+    kwargs = payload.get("chat_template_kwargs") or {}
+    unknown = [name for name in SWITCHES if name not in table.switches]
+    vain = [name for name in unknown if name in kwargs and not kwargs[name]]
+    for name in vain:
+        ignored.add("chat_template_kwargs", name)
+    if vain:
+        left = {name: value for name, value in kwargs.items() if name not in vain}
+        payload["chat_template_kwargs"] = left
+        if not left:
+            del payload["chat_template_kwargs"]
+    beside = [name for name in SWITCHES if not table.switches and payload.get(name) is False]
+    for name in beside:
+        ignored.add(name, "false")
+    if "enable_thinking" in beside:  # `thinking` is also a control, which means `none`
+        del payload["enable_thinking"]
+    return bool(vain or beside)
 
 
 def wanted(asked, table):
-    """(the Level, the tokens of thinking or None) that a client's controls ask for.
+    """(the word or "on" that a client's controls ask for, the tokens of thinking), each or None.
 
     `reasoning_effort` wins over `reasoning`, that over `thinking`, that over `think`.
     """
@@ -193,13 +269,13 @@ def wanted(asked, table):
         found = None if value is None else read(value, table)
         if found:
             return found
-    return Level(""), None
+    return None, None
 
 
 def in_effort(word, table, name="reasoning_effort"):
     if not isinstance(word, str) or word not in table.levels:
         raise InvalidRequest(f"{name} must be one of: {', '.join(table.levels)}", name)
-    return table.levels[word], None
+    return word, None
 
 
 def in_reasoning(given, table):
@@ -209,12 +285,12 @@ def in_reasoning(given, table):
     if enabled is not None and not isinstance(enabled, bool):
         raise InvalidRequest("reasoning.enabled must be true or false", "reasoning.enabled")
     if enabled is False:
-        return table.levels["none"], None
+        return "none", None
     if given.get("effort") is not None:
         return in_effort(given["effort"], table, "reasoning.effort")
     if given.get("max_tokens") is not None:
         return in_budget(given["max_tokens"], table, "reasoning.max_tokens")
-    return (table.on, None) if enabled else None
+    return ("on", None) if enabled else None
 
 
 def in_thinking(given, table):
@@ -228,26 +304,26 @@ def in_thinking(given, table):
     if mode not in MODES:
         raise InvalidRequest(f"thinking.type must be one of: {', '.join(MODES)}", "thinking.type")
     if mode == "disabled":
-        return table.levels["none"], None
+        return "none", None
     if given.get("budget_tokens") is not None:
         return in_budget(given["budget_tokens"], table, "thinking.budget_tokens")
-    return None if mode == "auto" else (table.on, None)
+    return None if mode == "auto" else ("on", None)
 
 
 def in_think(given, table):
     if not isinstance(given, bool):
         raise InvalidRequest("think must be true or false; for more, use reasoning_effort", "think")
-    return table.on if given else table.levels["none"], None
+    return "on" if given else "none", None
 
 
 def in_budget(budget, table, name):
-    """The Level for a number of thinking tokens, and the number."""
+    """The word for a number of thinking tokens, and the number."""
     if isinstance(budget, float) and budget.is_integer():
         budget = int(budget)
     if type(budget) is not int or not 0 < budget < MOST_TOKENS:
         raise InvalidRequest(f"{name} must be a positive whole number", name)
     effort = effort_for(budget)
-    return table.levels.get(effort, table.on), budget
+    return effort if effort in table.levels else "on", budget
 
 
 def effort_for(budget):
@@ -256,7 +332,7 @@ def effort_for(budget):
 
 
 def object_in(asked, name, example):
-    value = asked[name]
+    value = asked.get(name)
     if value is not None and not isinstance(value, dict):
         raise InvalidRequest(f"{name} must be an object such as {example}", name)
     return value

@@ -318,7 +318,7 @@ class ModelEntry:
     engine: str | None = None  # the engine's id, when it differs
     aliases: list[str] = field(default_factory=list)  # other names, patterns with *
     default: bool = False  # answers requests that name no model
-    effort: str = "glm"  # a table of reasoning.TABLES
+    effort: str | None = None  # a table of reasoning.TABLES; None: its engine is asked
     reasoning_field: str | None = None  # None: the setting reasoning_field
     context: int | None = None  # tokens; None: as the engine reports it
     kind: str | None = None  # "chat" or "embedding"; None: as the engine looks

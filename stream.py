@@ -213,8 +213,8 @@ class ChoiceState:
     spoke      it has said something else, which is not only white space
     """
 
-    def __init__(self, tool_calls):
-        self.leak = LeakedThinking()
+    def __init__(self, tool_calls, orphan=False):
+        self.leak = LeakedThinking(orphan)
         self.tool_calls = tool_calls
         self.finished = False
         self.thought = False
@@ -275,6 +275,7 @@ class ChatStream:
         self.raw_names = tuple(name.encode() for name in names)
         self.wants_usage = usage
         self.n = n
+        self.orphan = False  # a choice's thinking may leak without its opening tag
         self.single = n == 1  # of several choices only parsing tells whose text it is
         self.events = Events()
         self.choices = {}  # index -> ChoiceState
@@ -362,7 +363,18 @@ class ChatStream:
             "finish_reason": choice.get("finish_reason"),
         }
 
+    def expect_orphan(self):
+        """Hold the content back at first: the model may think where its engine does not look for
+        thoughts, and a prompt may have opened the tag of these."""
+        self.orphan = True
+
+    def end_hold(self):
+        """Hold what is held no longer than to the next chunk."""
+        for choice in self.choices.values():
+            choice.leak.hurry()
+
     def alive(self, note="keep-alive"):
+        self.end_hold()
         index = self.open_choice()
         if self.head is None or index is None:
             return b": %b\n\n" % note.encode()
@@ -635,7 +647,9 @@ class ChatStream:
         had_call = bool(delta.get("tool_calls"))
         if had_call:
             self.tokens += max(0, length_of_calls(delta) // BYTES_A_TOKEN - 1)
-        if had_call and len(delta) == 1 and not finishes and not choice.get("logprobs"):
+        held = len(state.leak.unsure)
+        alone = had_call and len(delta) == 1 and not held
+        if alone and not finishes and not choice.get("logprobs"):
             self.tokens += 1  # a piece of a call alone, as most of them come
             changed = self.mend_calls(delta, state, chunk) or changed
             return changed if delta else None
@@ -644,8 +658,9 @@ class ChatStream:
         if had_call:
             changed = self.mend_calls(delta, state, chunk) or changed
         says = any(delta.get(name) for name in ("content", "tool_calls", "refusal", *NAMES))
-        self.tokens += bool(says or had_call or finishes)  # the last one ends the turn
-        self.thoughts += self.note_texts(delta, state)
+        # The last one ends the turn.
+        self.tokens += bool(says or had_call or finishes or len(state.leak.unsure) > held)
+        self.thoughts += self.note_texts(delta, state) * (1 + held)
         if finishes:
             changed = self.end_choice(choice, state) or changed
         held_back = had_words and not says
@@ -666,7 +681,8 @@ class ChatStream:
         """The ChoiceState of a choice."""
         index = index_of(choice)
         if index not in self.choices:
-            self.choices[index] = ChoiceState(ToolCalls(self.oddities, self.fresh))
+            calls = ToolCalls(self.oddities, self.fresh)
+            self.choices[index] = ChoiceState(calls, self.orphan)
             self.closing = False
         return self.choices[index]
 
@@ -737,9 +753,15 @@ class ChatStream:
         whether the delta changed."""
         reasoning = ""
         content = delta.get("content")
+        held = ""
+        if state.leak.orphan and self.has_thought_or_called(delta, state):
+            held = state.leak.settle()
         if isinstance(content, str) and content and not state.leak.past_tags:
             reasoning, content = state.leak.feed(content)
-        if finishes and state.leak.waits and (content is None or isinstance(content, str)):
+        if held:
+            content = held + (content or "")
+        ends = finishes or state.leak.orphan and delta.get("tool_calls")
+        if ends and state.leak.waits and (content is None or isinstance(content, str)):
             last_reasoning, last_content = state.leak.flush()
             reasoning += last_reasoning
             content = (content or "") + last_content
@@ -749,6 +771,12 @@ class ChatStream:
             if not content and "role" not in delta:
                 del delta["content"]
         return set_reasoning(delta, self.names, reasoning) or changed
+
+    def has_thought_or_called(self, delta, state):
+        """Whether a choice's content is no reasoning whose tag has not come yet: the engine has
+        found some itself, or calls have begun."""
+        thought = state.thought or "reasoning" in self.said or any(map(delta.get, NAMES))
+        return thought or state.tool_calls.calls
 
 
 class CompletionStream(ChatStream):

@@ -41,9 +41,7 @@ def read(body, fleet):
         def make_stream(names, model):
             return ChatStream(names, usage, n, model.id)
 
-    ask = engine_chat(payload, fleet, make_stream)
-    ask.left_out = past.ignored
-    return ask
+    return engine_chat(payload, fleet, past.ignored, make_stream)
 
 
 # ---- the other fields

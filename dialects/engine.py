@@ -28,16 +28,17 @@ ALPHABET = re.compile(r"[A-Za-z0-9+/]+")  # of base64 (RFC 4648, 4)
 PURPOSES = {"chat": "a chat model", "embedding": "an embedding model"}
 
 
-def engine_chat(payload, fleet, make_stream=None, **extra):
+def engine_chat(payload, fleet, ignored, make_stream=None, **extra):
     """The Ask of a chat completion. Raises Refusal.
 
     payload       the request in the form of chat completions, `model` a name that clients know;
                   changed in place
+    ignored       history.Ignored, which gets the names of what is left out
     make_stream   a function: the names under which the client gets the reasoning, the Model -> a
                   stream of stream.py; None: the answer is not streamed
     extra         the Ask's
     """
-    model = fit_to_model(payload, fleet)
+    model, unwanted = fit_to_model(payload, fleet, ignored)
     names = reasoning.FIELDS[model.reasoning_field]
     stream = None
     if make_stream is None:
@@ -45,10 +46,12 @@ def engine_chat(payload, fleet, make_stream=None, **extra):
     else:
         payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
         stream = make_stream(names, model)
+        if unwanted and model.may_leak:
+            stream.expect_orphan()
     most = sampling.most_tokens(payload, payload.get("n") or 1)
     opening = opening_of(payload["messages"]) if len(model.places) > 1 else None
     body = written(payload, images_of(payload))
-    return Ask(CHAT, body, model, stream, extra, most=most, opening=opening)
+    return Ask(CHAT, body, model, stream, extra, most=most, left_out=ignored, opening=opening)
 
 
 def model_for(fleet, name, purpose):
@@ -66,11 +69,15 @@ def model_for(fleet, name, purpose):
     return model
 
 
-def fit_to_model(payload, fleet):
+def fit_to_model(payload, fleet, ignored):
     """Put the engine's own words, and what is particular about the model, into a chat (changed in
-    place). Returns the Model. Raises Refusal."""
+    place). Returns (the Model, whether thoughts are unwanted). Raises Refusal.
+
+    ignored  history.Ignored, which gets the names of what is left out
+    """
     model = model_for(fleet, payload.get("model"), "chat")
-    reasoning.translate(payload, model.effort, model.engine_kind.thinking_budget)
+    budget_field = model.engine_kind.thinking_budget
+    unwanted = reasoning.translate(payload, model.table, ignored, budget_field)
     sampling.fill_in(payload, model.sampling)
     messages = payload["messages"]
     instructed = any(message.get("role") in ("system", "developer") for message in messages)
@@ -79,7 +86,7 @@ def fit_to_model(payload, fleet):
     for message in messages:
         set_reasoning(message, (model.engine_kind.earlier_reasoning,))
     payload["model"] = model.engine_id
-    return model
+    return model, unwanted
 
 
 # ---- which conversation it is
@@ -116,11 +123,14 @@ def beginning_of(text):
 # ---- the length of a prompt
 
 
-def count_only(payload, fleet):
-    """The Ask of a chat whose prompt is only counted. Raises Refusal."""
-    model = fit_to_model(payload, fleet)
+def count_only(payload, fleet, ignored):
+    """The Ask of a chat whose prompt is only counted. Raises Refusal.
+
+    ignored  history.Ignored, which gets the names of what is left out
+    """
+    model, _ = fit_to_model(payload, fleet, ignored)
     images_of(payload)  # raises as for the request itself
-    return with_count(Ask(None, [], model), payload)
+    return with_count(Ask(None, [], model, left_out=ignored), payload)
 
 
 def with_count(ask, payload):

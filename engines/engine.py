@@ -1,20 +1,24 @@
 """An engine: its address, its connections, what it serves, and looks at how it is."""
 
+import logging
 from time import monotonic, time
 
+import gevent
 import orjson
 from gevent import Timeout
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
+from engines.found import Found
 from engines.health import Health, Trouble
 from engines.http1 import BadAnswer, Off, Pool, Silent
 from engines.kinds import OTHER, kind_of
-from engines.models import has_usable_id, ids_of
+from engines.models import groups_of, has_usable_id, ids_of
 from engines.pulse import Pulse
 from errors import Refusal
 from steps import read
 
+logger = logging.getLogger("sparks")
 LOOK_TIMEOUT = 10  # seconds for each question of a look
 COUNT_TIMEOUT = 10  # seconds for the count of a prompt's tokens
 COUNTS = 8  # prompts that one engine is asked to count at once
@@ -23,6 +27,9 @@ MAX_COUNT = 16 << 20  # bytes of the answer to a count: some engines list the to
 CANARY = 5  # seconds for the first canary; each further one has twice as long, up to the limit
 GONE = ("off", "loading")  # states in which it may have been restarted
 UNANSWERED = (500, 502, 503, 504)  # statuses of an engine whose core does not answer
+ASK_TIMEOUT = 60  # seconds for what is asked about the models: a busy engine is slow
+ASK_PATIENCE = 2  # seconds of them for which a look waits
+MAX_TOLD = 1 << 20  # bytes of the answer to such a question
 MOST_MODELS = 1000  # of one engine; the others are not looked at
 # What the reading of an engine's JSON may meet, which can be of any shape.
 ODD_JSON = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -46,6 +53,8 @@ class Engine:
     looked    the monotonic moment at which the last look began
     counts    a semaphore for prompts that it is asked to count
     slots     of each of its models, and `weight`: see admission.Seats
+    found     {weights of a model: found.Found}
+    asking    the greenlet that asks about models, or None
     """
 
     def __init__(self, url, key=None):
@@ -66,6 +75,8 @@ class Engine:
         self.look_due = Event()
         self.looked = 0.0
         self.counts = BoundedSemaphore(COUNTS)
+        self.found = {}
+        self.asking = None
 
     def use_key(self, key):
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -85,6 +96,7 @@ class Engine:
         try:
             self.note_models(self.ask_models())
             self.test(patience)
+            self.get_to_know()
         except Trouble as trouble:
             if self.is_heard and not trouble.sure:
                 trouble = Trouble("busy", trouble.reason)
@@ -205,7 +217,49 @@ class Engine:
         except (Silent, Refusal):
             return False
 
+    def get_to_know(self):
+        """Ask about each model once it is loaded, beside the looks if that takes its time."""
+        fresh = not self.serves
+        found = {}
+        due = []
+        for _, entries in groups_of(self):
+            weights = self.kind.weights_of(entries[0])
+            if self.kind.is_loaded(entries[0]):
+                one = found[weights] = self.found.get(weights) or Found()
+                one.due = 0 if fresh else one.due
+                if one.is_due():
+                    due.append((one, entries[0]["id"]))
+        self.found = found
+        if due and self.purpose == "chat" and not self.asking:
+            self.asking = gevent.spawn(self.ask_about, due)
+            self.asking.join(ASK_PATIENCE)
+            if self.asking:  # another look will take up what is found
+                self.asking.link(lambda _: self.look_due.set())
+
+    def ask_about(self, due):
+        """Ask about models, each as (its Found, the engine's name for it)."""
+        try:
+            with Timeout(ASK_TIMEOUT, False):
+                for found, model_id in due:
+                    found.ask(self.kind, self.question, model_id)
+        except (Silent, Refusal, *ODD_JSON) as error:
+            logger.info("engine %s was asked about a model in vain: %s", self.url, error)
+        finally:
+            self.asking = None
+
     # -- questions
+
+    def question(self, path, question=None):
+        """(status, body) of the answer to a question about a model: a POST, or without one a GET.
+        Raises Silent, Refusal."""
+        if question is None:
+            return self.get(path)
+        answer = self.pool.post(path, [orjson.dumps(question)], self.headers, harmless=True)
+        try:
+            body = answer.all(LOOK_TIMEOUT, MAX_TOLD)
+            return answer.status, body  # which is known by then
+        finally:
+            answer.close(answer.ended)
 
     def get(self, path, seconds=None, most=MAX_LIST):
         """(status, body) of a GET, within so many seconds and bytes. Raises Silent, Refusal."""

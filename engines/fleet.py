@@ -42,6 +42,7 @@ class Fleet:
     meters    {lane: counting.Meter}
     notes     functions that are told of each change of an engine's state: (Engine)
     told      {Engine: (its state in words, when the log said so)}
+    said      {name of a model: what the log has said of its template}
     drained   engines of which the log has said that nothing runs there any more
     arranged  a function that is told when the places for requests may have changed
     running   a function: (Engine) -> how many requests run there
@@ -56,6 +57,7 @@ class Fleet:
         self.meters = {}
         self.notes = []
         self.told = {}
+        self.said = {}
         self.drained = set()
         self.arranged = lambda: None
         self.running = lambda engine: 0
@@ -183,6 +185,10 @@ class Fleet:
         after = [model.id for model in self.models()]
         if before != sorted(after):
             logger.warning("models loaded: %s", ", ".join(after) or "none")
+        for model in self.models():
+            if model.purpose == "chat" and self.said.get(model.id) != model.template:
+                self.said[model.id] = model.template
+                logger.info("model %s has %s", model.id, model.template)
 
     def tell(self, engine):
         """Say how an engine is: at each change, and now and then while it does not serve."""
@@ -292,7 +298,10 @@ class Fleet:
         """The Meter of a Model, which outlives that object."""
         if model.lane not in self.meters and len(self.meters) >= MOST_METERS:
             del self.meters[next(iter(self.meters))]
-        return self.meters.setdefault(model.lane, Meter())
+        meter = self.meters.setdefault(model.lane, Meter())
+        if model.found.bytes_a_token:
+            meter.begin_with(model.found.bytes_a_token)
+        return meter
 
 
 class FleetForKey:

@@ -40,6 +40,8 @@ NOT_BEGUN = re.compile(
     r"loading|busy|scaling|queue|backlog|overload|too many|capacity|cannot accept|pending requests",
     re.IGNORECASE,
 )
+CACHE = "vllm:cache_config_info"
+LABEL = re.compile(r'(\w+)="([^"]*)"')
 PROMPT_FIELDS = (None, "input_tokens", "input_text")  # vLLM's `param` of a prompt that is too long
 # Fields of a request by which it would choose its own place in an engine's queue, the part of the
 # engine that works on it, or where its cache is fetched from: vLLM's, SGLang's, llama.cpp's,
@@ -69,6 +71,18 @@ UNLOADED = ("unloaded", "loading", "starting", "sleeping", "downloading", "downl
 GIVEN_UP = ("abort", "aborted", "error", "cancelled", "timeout")
 LOOKED_AT = 1000  # bytes of a refusal
 
+REFUSED = (400, 422, 500)  # statuses of a chat that a template can't take
+# A text as people send it to models, of which the tokens are counted.
+SAMPLE = (
+    "Please look at the function below, which should return the average of all values: for an empty"
+    " list it fails. What would you change, and why? def average(values): return sum(values) / "
+    "len(values). I have tried 3 inputs so far: [1, 2, 3], [0.5] and []. The first two were fine."
+)
+
+
+class Unasked(Exception):
+    """An engine has not answered a question about a model, or is of a kind that is not asked."""
+
 
 class Figures(NamedTuple):
     """What an engine says of its own work.
@@ -95,6 +109,8 @@ class Kind:
 
     owner              what its list of models says in `owned_by`
     thinking_budget    its field for how many tokens a model may think, or None
+    effort_is_field    whether a model without a template of its own reads its effort from the
+                       request's field reasoning_effort
     earlier_reasoning  the field of a message in which it reads the reasoning of earlier turns
     counted_reasoning  the same where it counts a chat's tokens
 
@@ -103,6 +119,7 @@ class Kind:
 
     owner = None
     thinking_budget = None
+    effort_is_field = False
     earlier_reasoning = "reasoning_content"
     counted_reasoning = "reasoning_content"
 
@@ -168,6 +185,22 @@ class Kind:
             return Trouble("off", f"its /v1/models is a {status}")
         return Trouble("misconfigured", reason)
 
+    def prompt(self, ask, question):
+        """The prompt that a model's template makes of a chat, a text or a list of tokens; None
+        where it refuses the chat. Raises Unasked.
+
+        ask       a function: (path, a question as a dict, or None for a GET) -> (status, body)
+        question  the chat: `model`, `messages`, perhaps `tools` and `chat_template_kwargs`
+        """
+        raise Unasked
+
+    def prompt_text(self, ask, question):
+        """The same as a text, or None where the engine can't say."""
+
+    def facts(self, ask, model_id):
+        """Fields of a found.Found that the engine tells of a model: those that it knows."""
+        return {}
+
     def count(self, post, prompt):
         """How many tokens a chat has, or None where the engine can't tell.
 
@@ -196,6 +229,7 @@ class Kind:
 class Vllm(Kind):
     owner = "vllm"
     thinking_budget = "thinking_token_budget"
+    effort_is_field = True
     counted_reasoning = "reasoning"  # /tokenize does not know the older name, as the chat does
 
     def count(self, post, prompt):
@@ -218,6 +252,37 @@ class Vllm(Kind):
 
     def canary(self, entry, purpose):
         return one_token(entry, purpose)
+
+    def prompt(self, ask, question):
+        return in_answer(ask("/tokenize", question), "tokens", list)
+
+    def prompt_text(self, ask, question):
+        """The tokens' own texts are those of its vocabulary, in which letters and tags are
+        themselves."""
+        _, answer = ask("/tokenize", {**question, "return_token_strs": True})
+        tokens = field_of(answer, "token_strs", list) or ()
+        return "".join(token for token in tokens if isinstance(token, str))
+
+    def facts(self, ask, model_id):
+        _, answer = ask("/tokenize", {"model": model_id, "prompt": SAMPLE})
+        found = {"context": field_of(answer, "max_model_len", int)}
+        found["bytes_a_token"] = bytes_a_token(field_of(answer, "count", int))
+        found["capacity"] = self.capacity(ask)
+        return known(found)
+
+    def capacity(self, ask):
+        """The tokens of its cache, or None: of all its engines, if it has more than one."""
+        for path in (f"/metrics/?name%5B%5D={CACHE}", "/metrics"):  # some can't be asked for one
+            _, answer = ask(path)
+            samples = [
+                dict(LABEL.findall(line))
+                for line in answer.decode().splitlines()
+                if line.startswith(CACHE + "{")
+            ]
+            if samples:
+                sizes = [labels.get("kv_cache_size_tokens") for labels in samples]
+                return sum(int(size) for size in sizes if size and size.isdecimal()) or None
+        return None
 
 
 class LlamaCpp(Kind):
@@ -254,6 +319,26 @@ class LlamaCpp(Kind):
         if "status" in entry:
             return None
         return one_token(entry, purpose)
+
+    def prompt(self, ask, question):
+        """Its template is applied without counting anything."""
+        return in_answer(ask("/apply-template", question), "prompt", str)
+
+    def prompt_text(self, ask, question):
+        return self.prompt(ask, question)
+
+    def facts(self, ask, model_id):
+        """Each slot has a part of the cache of its own."""
+        _, answer = ask("/tokenize", {"model": model_id, "content": SAMPLE})
+        tokens = field_of(answer, "tokens", list)
+        found = {"bytes_a_token": bytes_a_token(len(tokens or ()))}
+        _, answer = ask("/props")
+        settings = field_of(answer, "default_generation_settings", dict) or {}
+        slots = field_of(answer, "total_slots", int)
+        context = settings.get("n_ctx")
+        if isinstance(context, int) and slots:
+            found |= {"context": context, "capacity": context * slots}
+        return known(found)
 
 
 OTHER = Kind()
@@ -311,6 +396,27 @@ def lengths_of(message):
 def is_loading(status, body):
     """Whether an engine's refusal says that its model is still being loaded."""
     return status == 503 and b"oading" in body[:LOOKED_AT]
+
+
+def in_answer(answer, name, wanted):
+    """A field of an answer, a status and a body, to a question for a prompt; None where the chat is
+    refused. Raises Unasked."""
+    status, body = answer
+    if status in REFUSED:
+        return None
+    value = field_of(body, name, wanted)
+    if status != 200 or not value:
+        raise Unasked
+    return value
+
+
+def bytes_a_token(count):
+    """How many bytes a token of SAMPLE has, where it has so many, or None."""
+    return len(SAMPLE) / count if count and count <= len(SAMPLE) else None
+
+
+def known(found):
+    return {name: value for name, value in found.items() if value}
 
 
 def field_of(answer, name, wanted):

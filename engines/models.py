@@ -7,8 +7,10 @@ import posixpath
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from engines.found import Found
 from engines.kinds import OTHER, Kind
 from errors import ModelNotFound
+from reasoning import SET, TABLES, Table
 from settings import matches
 
 
@@ -32,12 +34,14 @@ class Model:
     system           the system prompt for requests that have none
     sampling         {field: value} for requests that leave the field out
     default          requests that name no model get it
-    effort           a key of reasoning.TABLES
+    effort           a key of reasoning.TABLES, where the settings have one
     reasoning_field  a key of reasoning.FIELDS
     context          tokens, or None while the engine has not said
     loaded           an engine serves it right now
     places           {Where: engine.Engine} of each engine that has it, first those that serve
     engine_kind      the kinds.Kind of its engines
+    asked            the reasoning.Table that its template turned out to be, or None
+    found            found.Found: what its engine has told of it
     """
 
     id: str
@@ -49,12 +53,36 @@ class Model:
     system: str | None = None
     sampling: dict = field(default_factory=dict)
     default: bool = False
-    effort: str = "glm"
+    effort: str | None = None
     reasoning_field: str = "both"
     context: int | None = None
     loaded: bool = False
     places: dict = field(default_factory=dict)
     engine_kind: Kind = OTHER
+    asked: Table | None = None
+    found: Found = field(default_factory=Found, compare=False)
+
+    @property
+    def table(self):
+        """The reasoning.Table: what its template does with the controls of thinking."""
+        if self.effort:
+            return TABLES[self.effort]
+        return self.asked or TABLES["glm"]
+
+    @property
+    def origin(self):
+        """How that is known, in words for people."""
+        return SET if self.effort else self.table.origin
+
+    @property
+    def template(self):
+        """What its template is, in words for people."""
+        return f"{self.table.about} ({self.origin})"
+
+    @property
+    def may_leak(self):
+        """Whether it thinks though it shall not, so that its thoughts may stand in its answer."""
+        return not self.table.can_turn_off and self.found.opens is not False
 
     @property
     def lane(self):
@@ -202,7 +230,11 @@ class Catalogue:
         model.engine_id = first["id"]
         model.others = [name for name in others if name and name != public]
         model.purpose = engine.purpose
-        model.context = min(filter(None, contexts), default=None)  # it may run at any of them
+        told = [engine.found.get(where(engine, entries).weights) for engine, entries in groups]
+        model.found = next(filter(None, told), model.found)
+        model.asked = model.found.table
+        # It may run at any of them.
+        model.context = min(filter(None, contexts), default=model.found.context)
         model.loaded = any(engine.serves for engine, _ in groups)
         model.places = {where(*group): group[0] for group in groups}
         model.engine_kind = engine.kind

@@ -3,6 +3,9 @@
 OPEN = "<think>"
 CLOSE = "</think>"
 NAMES = ("reasoning", "reasoning_content")  # of the reasoning's field; engines use either
+# Of a text that is held until its closing tag comes: pieces, a token or more each, and characters.
+MOST_PIECES = 200
+MOST_CHARACTERS = 4000
 
 
 class LeakedThinking:
@@ -10,18 +13,24 @@ class LeakedThinking:
     missed it. Such a tag anywhere else is a quotation.
 
     feed, flush   return (reasoning, content)
+    settle        what is still held is content
     past_tags     all that follows is content: it needn't be fed
-    waits         a text waits because it could become a tag
+    waits         a text waits because it could become a tag, or be what stands before one
     """
 
-    def __init__(self):
+    def __init__(self, orphan=False):
+        """`orphan`: the opening tag may be missing, as where it is the prompt's last word. Then
+        nothing is said before the closing one has come, or will hardly come any more."""
         self.state = "start"  # then "thinking", "closed", "content"; from "start" also "content"
+        self.orphan = orphan
         self.blank = []  # white space before everything else, in pieces
         self.held = ""  # what could become a tag
+        self.unsure = []  # a text that could be reasoning, in pieces
+        self.size = 0  # characters of it
 
     @property
     def waits(self):
-        return bool(self.blank or self.held)
+        return bool(self.blank or self.held or self.unsure)
 
     @property
     def past_tags(self):
@@ -37,6 +46,8 @@ class LeakedThinking:
             text = self.after_opening(text)
         if self.state == "thinking":
             reasoning, text = self.around_closing(text)
+        if self.state == "unsure":
+            reasoning, text = self.around_orphan(text)
         if self.state == "closed":  # models put line ends between the tag and the answer
             text = text.lstrip()
             if text:
@@ -45,6 +56,8 @@ class LeakedThinking:
 
     def flush(self):
         """What was held back because it could have become a tag."""
+        if self.state == "unsure":
+            return "", self.settle()
         text = self.after_blank(self.held)
         self.held = ""
         if self.state == "thinking":
@@ -64,7 +77,7 @@ class LeakedThinking:
         if OPEN.startswith(bare):
             self.held = text
             return ""
-        self.state = "content"
+        self.state = "unsure" if self.orphan else "content"
         return self.after_blank(text)
 
     def after_blank(self, text):
@@ -82,6 +95,48 @@ class LeakedThinking:
         whole = len(text) - overlap(text, CLOSE)
         self.held = text[whole:]
         return text[:whole], ""
+
+    def around_orphan(self, text):
+        """The same where there may be no such tag: then nothing, for so long."""
+        tail = "".join(self.unsure[-len(CLOSE) :])[-len(CLOSE) :]  # a tag comes in pieces
+        self.unsure.append(text)
+        self.size += len(text)
+        if CLOSE in tail + text:
+            before, after = around_orphan("".join(self.unsure))
+            if after is not None:
+                self.unsure = []
+                self.orphan = False
+                self.state = "closed"
+                return before, after
+            return "", self.settle()
+        if len(self.unsure) >= MOST_PIECES or self.size >= MOST_CHARACTERS:
+            return "", self.settle()
+        return "", ""
+
+    def hurry(self):
+        """Wait for a tag no longer than to the next piece of the text."""
+        if self.unsure:
+            self.size = MOST_CHARACTERS
+
+    def settle(self):
+        """No tag is waited for any more: the content that was held for it."""
+        self.orphan = False
+        if self.state != "unsure":
+            return ""
+        self.state = "content"
+        text = "".join(self.unsure)
+        self.unsure = []
+        return text
+
+
+def around_orphan(content):
+    """(the reasoning, the answer) in a content round a closing tag that has lost its opening one,
+    or (None, None)."""
+    before, tag, after = content.partition(CLOSE)
+    quoted = before.endswith(("`", "'", '"'))
+    if tag and OPEN not in before and not quoted:
+        return before.strip(), after.lstrip()
+    return None, None
 
 
 def overlap(text, tag):
@@ -101,10 +156,9 @@ def split_thinking(content, thought=False):
     reasoning += last_reasoning
     rest += last_rest
     if not thought and not reasoning and leak.past_tags and rest == content:
-        before, tag, after = content.partition(CLOSE)
-        quoted = before.endswith(("`", "'", '"'))
-        if tag and OPEN not in before and not quoted:
-            return before.strip(), after.lstrip()
+        before, after = around_orphan(content)
+        if after is not None:
+            return before, after
     if not thought:
         reasoning = reasoning.strip()
     return reasoning, rest

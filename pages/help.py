@@ -259,22 +259,20 @@ def about(model):
 
 def thinking(model):
     """What the controls of thinking do with a model, by the table that is in force for it."""
-    table = reasoning.TABLES[model.effort]
+    table = model.table
     effects = {level.effect for level in table.levels.values()}
     controllable = effects != {reasoning.UNCHANGED}
-    can_turn_off = table.levels["none"].effect == reasoning.OFF
     quickest = None
     if controllable:
-        quickest = "none" if can_turn_off else "low"
+        quickest = "none" if table.can_turn_off else "low"
     return {
-        "table": model.effort,
+        "table": table.name,
         "about": table.about,
+        "known": model.origin,
         "controllable": controllable,
-        "can_turn_off": can_turn_off,
+        "can_turn_off": table.can_turn_off,
         "quickest": quickest,
-        "efforts": [
-            {"words": words, "effect": effect} for words, effect in reasoning.rows(model.effort)
-        ],
+        "efforts": [{"words": words, "effect": effect} for words, effect in reasoning.rows(table)],
         "think": {"false": table.levels["none"].effect, "true": table.on.effect},
         "native": native(table),
         "fields": list(reasoning.FIELDS[model.reasoning_field]),

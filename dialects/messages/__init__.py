@@ -54,12 +54,15 @@ def read(body, fleet):
     read_sampling(request, payload)
     model_name = request.get("model") or model.id
     if not typed(request, "stream", bool, "true or false"):
-        ask = engine_chat(payload, fleet, model_name=model_name, thinks=thinks)
+        ask = engine_chat(payload, fleet, ignored, model_name=model_name, thinks=thinks)
     else:
         payload["stream"] = True
-        ask = engine_chat(payload, fleet, lambda names, model: MessageStream(model_name, thinks))
+
+        def make_stream(names, model):
+            return MessageStream(model_name, thinks)
+
+        ask = engine_chat(payload, fleet, ignored, make_stream)
         with_count(ask, payload)
-    ask.left_out = ignored
     if broken := broken_inputs(request["messages"]):
         ask.remarks.append(f"{broken} tool calls in a history had no object for an input")
     return ask
@@ -114,8 +117,8 @@ def read_prompt(request, fleet, ignored):
         raise InvalidRequest("messages: Field required", "messages")
     model = fleet.find(payload["model"])
     past = Past(ignored)
-    payload["messages"] = read_conversation(request.get("system"), messages, model.effort, past)
-    read_tools(request, payload, model.effort, ignored)
+    payload["messages"] = read_conversation(request.get("system"), messages, model.table, past)
+    read_tools(request, payload, model.table, ignored)
     return payload, model, read_thinking(request, payload, model)
 
 

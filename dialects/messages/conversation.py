@@ -22,8 +22,6 @@ from dialects.read import mended
 from errors import InvalidRequest
 from values import as_dict, as_list
 
-# The effort tables (reasoning.TABLES) whose templates take a system message anywhere.
-LATE_SYSTEM = ("glm", "no-switch", "deepseek")
 # A client's line that differs in each request. \x01: where a large body's text is left out.
 BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n\x01]*(?:\n|$)")
 # A block that is refused where the model is asked about it, and what to do instead.
@@ -47,15 +45,15 @@ IN_SYSTEM = ("text",)
 HERE = {*IN_USER, *IN_ASSISTANT, *IN_RESULT}
 
 
-def read_conversation(system, messages, effort, past):
+def read_conversation(system, messages, table, past):
     """The messages for the engine. Raises InvalidRequest.
 
-    effort  the model's table in reasoning.TABLES, which tells what its template can do
-    past    history.Past
+    table  the model's reasoning.Table, which tells what its template can do
+    past   history.Past
     """
     if not isinstance(messages, list) or not messages:
         raise invalid("messages", "must be a list with at least one message")
-    late_role = "system" if effort in LATE_SYSTEM else "user"
+    late_role = "system" if table.late_system else "user"
     out = read_system(system, past)
     answered = answered_up_to(messages)
     blocks = Blocks(past)

@@ -17,9 +17,7 @@ def read(body, fleet):
     """A request's body, with or without max_tokens, as an Ask that is only counted."""
     ignored = Ignored()
     payload, *_ = read_prompt(parse(body), fleet, ignored)
-    ask = count_only(payload, fleet)
-    ask.left_out = ignored
-    return ask
+    return count_only(payload, fleet, ignored)
 
 
 def write(tokens, ask):

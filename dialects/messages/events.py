@@ -247,6 +247,7 @@ class MessageStream(PieceStream):
     # -- the end
 
     def alive(self, note=""):
+        self.end_hold()
         if note:
             return b": %b\n" % note.encode() + PING
         return PING

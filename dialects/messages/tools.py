@@ -10,8 +10,6 @@ from dialects.read import typed
 from errors import InvalidRequest
 from values import as_dict, as_list
 
-# The effort tables (reasoning.TABLES) whose templates render a schema's fields, and know no $ref.
-BARE_SCHEMAS = ("qwen", "gpt-oss")
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 SKIPPED = "tools without an input_schema are skipped"
 # Of a tool that the history adds or removes: declared in `tools`, or defined in its place.
@@ -20,15 +18,15 @@ DEFINITION = "tool_definition"
 SEARCHED = "tool_search_tool_result"
 
 
-def read_tools(request, payload, effort, ignored):
+def read_tools(request, payload, table, ignored):
     """Put the tools that can be called, and what the model shall do with them, into the payload.
 
     request  its conversation has been read
-    effort   the model's table in reasoning.TABLES, which tells what its template can do
+    table    the model's reasoning.Table, which tells what its template can do
     ignored  history.Ignored
     """
     given = typed(request, "tools", list, "a list") or []
-    tools = Tools(given, effort in BARE_SCHEMAS, ignored)
+    tools = Tools(given, table.bare_schemas, ignored)
     for where, kind, tool in changes_in(request["messages"]):
         tools.change(where, kind, tool)
     wanted = typed(request, "tool_choice", dict, 'an object such as {"type": "auto"}')

@@ -114,10 +114,10 @@ class Responses:
         ask = engine_chat(
             passed | chat,
             fleet,
+            ignored,
             (lambda names, model: stream) if streams else None,
             response_stream=stream,
         )
-        ask.left_out = ignored
         stream.echo = ask.echo = written_echo({"model": ask.model.id, **echo})
         return ask
 

@@ -96,6 +96,7 @@ class ResponseStream(PieceStream):
 
     def alive(self, note=""):
         """Events, since clients count no comments; a note is one all the same."""
+        self.end_hold()
         out = b": %b\n\n" % note.encode() if note else b""
         if not self.begun:
             return out + self.begin()

@@ -7,6 +7,7 @@ import pytest
 from dialects import chat, completions, messages
 from dialects.completions import opening_of_prompt
 from dialects.engine import engine_chat, opening_of
+from dialects.history import Ignored
 from dialects.messages import count
 from dialects.responses import Responses
 from engines.kinds import OTHER, Kind
@@ -145,7 +146,7 @@ def test_only_a_model_with_several_engines_has_its_conversations_told_apart():
     for places, told in (({}, False), ({1: None}, False), ({1: None, 2: None}, True)):
         model = Model("m", engine_id="m", places=places)
         fleet = SimpleNamespace(find=lambda name, model=model: model)
-        assert (engine_chat({"messages": [*body]}, fleet).opening is not None) == told
+        assert (engine_chat({"messages": [*body]}, fleet, Ignored()).opening is not None) == told
         assert (completions.read(b'{"prompt": "Once"}', fleet).opening is not None) == told
     prompts = ("x" * 1000, "x" * 5000, ["x" * 400, "y"], "y", [1, 2, 3], [[1, 2, 3], [4]], None)
     assert [opening_of_prompt(prompt) for prompt in prompts] == [b'"' + b"x" * 300 + b'"'] * 3 + [b'"y"', b"[1,2,3]", b"[1,2,3]", b'""']

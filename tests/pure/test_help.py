@@ -276,9 +276,9 @@ def test_the_table_in_force(effort):
     models = [model(effort=effort)]
     rows = re.findall(r"^\| (`none`.*|`low`.*|`medium`.*|`high`.*|`xhigh`.*) \| (.*) \|$", page(models=models), re.M)
     rows = [(re.findall("`(.*?)`", words), effect) for words, effect in rows]
-    assert rows == ([] if effort == "none" else reasoning.rows(effort))
+    assert rows == ([] if effort == "none" else reasoning.rows(reasoning.TABLES[effort]))
     assert data(models=models)["reasoning"]["efforts"] == [
-        {"words": words, "effect": effect} for words, effect in reasoning.rows(effort)]
+        {"words": words, "effect": effect} for words, effect in reasoning.rows(reasoning.TABLES[effort])]
 
 
 def test_reasoning_of_glm_as_specified():

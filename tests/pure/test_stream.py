@@ -1106,6 +1106,101 @@ def test_a_lead_gives_the_same_for_any_cut(content, data):
     assert run(pieces(content, data.draw(cuts(content)))) == run([content])
 
 
+# -- a closing tag alone, in a stream whose request wanted no thoughts of a model that can't but think
+
+CALL = {"tool_calls": [{"index": 0, "id": "A", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+BEGUN = {0: {"id": "A", "name": "f", "arguments": "{}"}}
+ORPHANS = [  # the events; what the client has of them in the end; the content that it has before the last event
+    ("2+2 is easy.\n|</think>4| and|STOP", ("2+2 is easy.", "4 and", {}, "stop"), "4 and"),
+    ("2+2 is easy.\n|</|thi|nk>|\n|\n4|STOP", ("2+2 is easy.", "4", {}, "stop"), "4"),
+    ("</think>\n\n4|STOP", ("", "4", {}, "stop"), "4"), ("\n|</think>|4|STOP", ("", "4", {}, "stop"), "4"),
+    ("hm</think>The tag </think>| is a tag|STOP", ("hm", "The tag </think> is a tag", {}, "stop"), "The tag </think> is a tag"),
+    ("4|STOP", ("", "4", {}, "stop"), ""), ("4 and| so on|LENGTH", ("", "4 and so on", {}, "length"), ""),
+    ("hm|</thi|STOP", ("", "hm</thi", {}, "stop"), ""), ("\n|STOP", ("", "\n", {}, "stop"), ""),
+    ("Use `|</think>`| to end it|STOP", ("", "Use `</think>` to end it", {}, "stop"), "Use `</think>` to end it"),
+    ("<think>hm</think>|4|STOP", ("hm", "4", {}, "stop"), "4"), ("<thi|nk>hm|</think>4|STOP", ("hm", "4", {}, "stop"), "4"),
+    ("Look: |<think>a</think>|STOP", ("", "Look: <think>a</think>", {}, "stop"), "Look: <think>a</think>"),
+    ("I look it up.|\n</think>|CALL|STOP", ("I look it up.", "", BEGUN, "tool_calls"), ""),
+    ("I look it up.|CALL|STOP", ("", "I look it up.", BEGUN, "tool_calls"), "I look it up."),
+    ("CALL|I did </think>| so|STOP", ("", "I did </think> so", BEGUN, "tool_calls"), "I did </think> so"),
+    ("REASONING:hm|The tag </think>| is|STOP", ("hm", "The tag </think> is", {}, "stop"), "The tag </think> is"),
+    ("Well,|REASONING:hm| then|STOP", ("hm", "Well, then", {}, "stop"), "Well, then"),
+    (f"{'a|' * 199}b</think>4|STOP", ("a" * 199 + "b", "4", {}, "stop"), "4"),                   # the 200th piece has it
+    (f"{'a|' * 200}b</think>4|STOP", ("", "a" * 200 + "b</think>4", {}, "stop"), "a" * 200 + "b</think>4"),
+    (f"{'a' * 4001}|b</think>4|STOP", ("", "a" * 4001 + "b</think>4", {}, "stop"), "a" * 4001 + "b</think>4"),
+]
+
+
+def orphan_events(script, index=0):
+    """The events of a script, in which a word stands for each that is no content."""
+    known = {"STOP": ({}, "stop"), "LENGTH": ({}, "length"), "CALL": (CALL, None)}
+    for part in script.split("|"):
+        delta, finish = known.get(part) or ({"content": part}, None)
+        if part == "STOP" and "CALL" in script:
+            finish = "tool_calls"
+        if part.startswith("REASONING:"):
+            delta = {"reasoning": part.removeprefix("REASONING:")}
+        yield ev(delta, finish, index)
+
+
+def expecting(n=1, **options):
+    stream = ChatStream(n=n, **options)
+    stream.expect_orphan()
+    return stream
+
+
+@pytest.mark.parametrize("script, got, early", ORPHANS)
+def test_an_orphan_is_found_in_time(script, got, early):
+    stream = expecting()
+    *events, last = [ROLE, *orphan_events(script)]
+    before = b"".join(map(stream.feed, events))
+    assert client(before)[1] == early
+    assert client(before + stream.feed(last)) == got and stream.end() == DONE
+    pieces_said = sum(part not in ("", "\n") for part in script.split("|"))
+    assert abs(stream.tokens - pieces_said) <= 2        # also of what is held: so an engine shows that it works
+
+
+@pytest.mark.parametrize("script, got, early", ORPHANS)
+def test_an_orphan_comes_in_any_cut_and_in_each_choice(script, got, early):
+    whole = ROLE + b"".join(orphan_events(script))
+    assert client(however_cut(whole, lambda arrived: replay(expecting(), arrived))) == got
+    both = [ev({"role": "assistant", "content": ""}), ev({"role": "assistant", "content": ""}, index=1)]
+    both += [event for pair in zip(orphan_events(script), orphan_events(script, 1), strict=True) for event in pair]
+    out = b"".join(map(expecting(n=2).feed, both))
+    assert client(out) == client(out, 1) == got
+
+
+def test_only_what_can_be_an_orphan_is_held():
+    """By the stream that expects one; then only until the client would hear a sign of life instead."""
+    script = list(orphan_events("2+2 is|easy|</think>4|STOP"))
+    assert [bool(ChatStream().feed(event)) for event in script] == [True] * 4
+    stream = expecting()
+    assert not stream.feed(script[0]) and stream.alive() == b": keep-alive\n\n"
+    assert client(stream.feed(script[1]))[1] == "2+2 iseasy"
+    stream = expecting()
+    stream.alive()                                      # nothing had come: that was the prompt's time
+    assert [bool(stream.feed(event)) for event in script] == [False, False, True, True]
+
+
+def test_logprobs_and_usage_go_on_while_content_is_held():
+    stream = expecting(usage=True)
+    logprobs = {"content": [{"token": "2", "logprob": -0.1, "bytes": [50], "top_logprobs": []}]}
+    held = stream.feed(sse({"id": "c1", "choices": [choice({"content": "2"}) | {"logprobs": logprobs}]}))
+    out = stream.feed(text("</think>4")) + stream.feed(ev({}, "stop")) + stream.feed(many(usage=USAGE))
+    assert [event["choices"][0]["logprobs"] for event in events_of(held)] == [logprobs]
+    assert client(held + out) == ("2", "4", {}, "stop") and stream.usage == USAGE and stream.thoughts == 2
+
+
+@hypothesis.given(TEXTS, st.data())
+def test_an_orphan_is_what_it_is_in_a_plain_answer(content, data):
+    leak, out = LeakedThinking(orphan=True), []
+    for piece in pieces(content, data.draw(cuts(content))):
+        out.append(leak.feed(piece))
+    out.append(leak.flush())
+    reasoning, answer = ("".join(part) for part in zip(*out, strict=True))
+    assert (reasoning.strip(), answer) == (split_thinking(content)[0].strip(), split_thinking(content)[1])
+
+
 DATA = [
     (b"data: a", b"a"), (b"data:a", b"a"), (b"data:  a", b" a"), (b"data: a\ndata: b", b"a\nb"), (b"data:", b""),
     (b": a", None), (b"", None),

@@ -23,6 +23,7 @@ from support.observe import gauges, idle
 from support.processes import wait_until
 from support.rows import row_of
 from support.state import STATE
+from support.templates import render
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 
@@ -266,7 +267,8 @@ def test_count_tokens(gateway, engine, like):
     tool = {"name": "f", "input_schema": {"type": "object"}}
     for _ in range(2):
         answer = post(front, COUNT, max_tokens=None, tools=[tool])
-        assert answer.json() == {"input_tokens": COUNTED if like == "vllm" else len("<|user|>Hello") // 4}
+        prompt = render(engine.template, next(probe for probe in engine.probes if probe.method == "POST").json())
+        assert answer.json() == {"input_tokens": COUNTED if like == "vllm" else len(prompt) // 4} and prompt.endswith("</think>")
     asked = [probe for probe in engine.probes if probe.method == "POST"]
     assert [probe.path for probe in asked] == {"vllm": ["/tokenize"], "llama": ["/apply-template", "/tokenize"]}[like] * 2
     assert asked[-2].json()["tools"][0]["function"]["name"] == "f" and not engine.requests

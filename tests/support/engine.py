@@ -12,7 +12,7 @@
 A script is a sequence (or a generator) of steps. Plain bytes are `Send(bytes)`. A `Head()` is put in front where the
 script has none, and an `End()` behind it where nothing closed the connection. Without a script a POST gets the answer
 that vLLM 0.32 would give (`engine.like = "llama"`: llama.cpp's server), with vLLM's refusals of an unknown model and of
-`stream_options` without `stream`.
+`stream_options` without `stream`. Its chat template is `engine.template`, one of support/templates.py.
 
     Head(status, headers, framing, type, version, reason)
                         framing: "chunked", "close", a content length, or None for no body; status 1xx: interim
@@ -25,8 +25,8 @@ that vLLM 0.32 would give (`engine.like = "llama"`: llama.cpp's server), with vL
     Json(object, status, headers)                         a whole plain answer
     Early()             first in a script: play on before the body was read; ReadBody() reads it then
 
-Only POSTs that ask for an answer count as `requests`; what asks about the engine (GET, /tokenize) is in `probes`. The
-client is gone when it closed, reset or half-closed the connection while its script was played, as vLLM sees it;
+Only POSTs that ask for an answer count as `requests`; what asks about the engine (GET, /tokenize) is in `probes`, but for
+what the gateway asks of its own about each model, which is in `learned`. The client is gone when it closed, reset or half-closed the connection while its script was played, as vLLM sees it;
 `finished` is set where the script came to its end.
 Everything is bounded: a wait longer than `engine.patience` ends the connection and lands in `engine.faults`.
 """
@@ -44,8 +44,10 @@ from contextlib import suppress
 from email.utils import formatdate
 from http import HTTPStatus
 from urllib.parse import parse_qs
+from zlib import crc32
 
 from support.processes import free_port
+from support.templates import TEMPLATES, Refused, render
 
 MODELS = [{"id": "GLM-5.3-Flash-EXL3", "max_model_len": 850000, "root": "/models/GLM-5.3-Flash-EXL3"}]
 FINGERPRINT = "vllm-0.32.0-47ee2e8e"
@@ -537,6 +539,7 @@ def _llama_answer(ask):
 
 
 PROBES = {"/tokenize", "/apply-template"}       # POSTs that ask about the engine
+OWN = (b"What is 2+2?", b"the average of all values", b"cache_config_info", b"/props")     # in what it is asked about a model
 
 
 def probe_answer(engine, request):
@@ -548,6 +551,11 @@ def probe_answer(engine, request):
         return [Json({"version": "0.32.0"})]
     if route == ("GET", "/load"):
         return [Json({"server_load": engine.active})]
+    if "cache_config_info" in request.path and engine.like == "vllm":
+        line = b'vllm:cache_config_info{block_size="128",engine="0",kv_cache_size_tokens="65536",num_gpu_blocks="512"} 1.0\n'
+        return [Head(framing=len(line), type="text/plain; version=0.0.4; charset=utf-8"), line]
+    if route == ("GET", "/props") and engine.like == "llama":
+        return [Json({"default_generation_settings": {"params": {}, "n_ctx": 4096}, "total_slots": 2})]
     if route in (("GET", "/metrics"), ("GET", "/metrics/")):
         return _metrics(engine, request)
     if route == ("GET", "/slots") and engine.like == "llama":
@@ -559,7 +567,10 @@ def probe_answer(engine, request):
     if route == ("POST", "/tokenize"):
         return _tokenize(engine, request)
     if route == ("POST", "/apply-template") and engine.like == "llama":
-        return [Json({"prompt": "".join(f"<|{message['role']}|>{message['content']}" for message in request.json()["messages"])})]
+        try:
+            return [Json({"prompt": render(engine.template, request.json())})]
+        except Refused as refused:
+            return [llama_refusal(400, f"Unable to generate parser for this template. Error: Jinja Exception: {refused}")]
     if route[1] == ("/v1/embeddings" if engine.embeds else "/v1/chat/completions"):
         return [Json({"detail": "Method Not Allowed"}, 405, {"allow": "POST"})]
     return [Json({"detail": "Not Found"}, 404)]
@@ -599,9 +610,14 @@ def _tokenize(engine, request):
     if engine.like == "llama":
         return [Json({"tokens": list(range(len(ask.get("content") or "") // 4))})]
     count = max(1, len(compact(ask.get("messages") or ask.get("prompt") or "")) // 4)
-    numbers = list(range(min(count, 64)))
+    try:
+        made = render(engine.template, ask) if ask.get("messages") else ask.get("prompt") or ""
+    except Refused as refused:
+        return [refusal(400, str(refused))]
+    words = [made[at:at + 4] for at in range(0, len(made), 4)]
     longest = (engine.models or [{}])[0].get("max_model_len")
-    return [Json({"count": count, "max_model_len": longest, "tokens": numbers, "token_strs": None})]
+    return [Json({"count": count, "max_model_len": longest, "tokens": [crc32(word.encode()) for word in words],
+                  "token_strs": words if ask.get("return_token_strs") else None})]
 
 
 # ---- the server
@@ -801,10 +817,10 @@ class Engine:
         """Everything as in a new engine; connections stay."""
         with self.changed:
             self.models, self.like, self.key = [dict(m) for m in MODELS], "vllm", None
-            self.embeds, self.canary, self.figures = False, None, {}
+            self.embeds, self.canary, self.figures, self.template = False, None, {}, TEMPLATES["glm"]
             self.idle, self.patience = 5, 30
             self.scripts, self.answer, self.routes = deque(), None, {}
-            self.requests, self.probes, self.faults = [], [], []
+            self.requests, self.probes, self.learned, self.faults = [], [], [], []
             self.max_active = self.active
 
     def play(self, *steps):
@@ -913,7 +929,8 @@ class Engine:
                 request.gone.set()
                 raise
         if request.method != "POST" or path in PROBES:
-            self.probes.append(request)
+            own = any(words in request.body or words in request.path.encode() for words in OWN)
+            (self.learned if own else self.probes).append(request)
             return connection.play(self._routed(request, path) or probe_answer(self, request))
         with self.changed:
             self.requests.append(request)

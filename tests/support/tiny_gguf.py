@@ -16,6 +16,7 @@ import argparse
 import os
 import signal
 import threading
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -76,7 +77,7 @@ def vocabulary():
     return [t for t, _ in tokens], [kind for _, kind in tokens]
 
 
-def write(path, width=WIDTH, layers=LAYERS, seed=SEED):
+def write(path, width=WIDTH, layers=LAYERS, seed=SEED, template=TEMPLATE):
     tokens, types = vocabulary()
     token_id = {t: i for i, t in enumerate(tokens)}
 
@@ -105,7 +106,7 @@ def write(path, width=WIDTH, layers=LAYERS, seed=SEED):
     w.add_pad_token_id(token_id["<|endoftext|>"])
     w.add_add_bos_token(False)
     w.add_add_space_prefix(False)
-    w.add_chat_template(TEMPLATE)
+    w.add_chat_template(template)
 
     rng = np.random.default_rng(seed)
     rand = lambda *shape: (rng.standard_normal(shape) * 0.05).astype(np.float32)
@@ -167,8 +168,9 @@ def main():
     parser.add_argument("out")
     parser.add_argument("--serve", type=int, metavar="PORT")
     parser.add_argument("--slots", type=int, default=2)
+    parser.add_argument("--template", metavar="FILE", type=Path, help="another chat template, in Jinja")
     arguments = parser.parse_args()
-    write(arguments.out)
+    write(arguments.out, template=arguments.template.read_text(encoding="utf-8") if arguments.template else TEMPLATE)
     if arguments.serve:
         serve(arguments.out, arguments.serve, CONTEXT * arguments.slots, arguments.slots)
 

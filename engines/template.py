@@ -1,0 +1,214 @@
+"""What a chat template does with the controls of thinking, found out by asking for the prompts that
+it makes: a control that it obeys makes them differ. Pure.
+
+    prompt   a function: (fields of a question) -> a prompt, a text or a list of tokens; None where
+             the template refuses them. Each question has `messages`, and perhaps `tools` and
+             `chat_template_kwargs`
+
+Source: the chat templates of GLM, Qwen, DeepSeek and gpt-oss.
+"""
+
+from reasoning import (
+    ASKED,
+    ECHOED,
+    LEVEL_OF,
+    LONG,
+    LONGEST,
+    MEDIUM,
+    OFF,
+    ON,
+    SHORT,
+    SWITCHES,
+    TABLES,
+    UNCHANGED,
+    WORDS,
+    Level,
+    Table,
+)
+
+ASKED_IN = [{"role": "user", "content": "What is 2+2?"}]
+STRANGE = "zqz"  # a word of effort that no template knows
+USUAL = ""  # no word at all, which counts as a medium effort
+RANKS = {USUAL: WORDS.index("medium"), **{word: at for at, word in enumerate(WORDS)}}
+# Of words that mean the same to a template, the first of these is sent.
+PREFERRED = ("high", "low", "medium", "max", "xhigh", "minimal")
+EFFECTS = {
+    "minimal": SHORT,
+    "low": SHORT,
+    "medium": MEDIUM,
+    "high": LONG,
+    "xhigh": LONGEST,
+    "max": LONGEST,
+}
+# What a template is told that hands on any word: the words of GLM, which has a switch, and of
+# gpt-oss, which has none.
+ECHOED_WITH_SWITCH = ("low", "high", "max")
+ECHOED_ALONE = ("low", "medium", "high")
+
+
+class Unclear(Exception):
+    """The prompts tell nothing: there are none, or the same question has two."""
+
+
+def table_of(prompt, as_field=False):
+    """The Table of a template. Raises Unclear.
+
+    as_field  where there is no switch and any word will do, the effort goes into the request's own
+              field: the engine makes the prompts of such models itself
+    """
+
+    def made_with(**kwargs):
+        return prompt(messages=ASKED_IN, chat_template_kwargs=kwargs)
+
+    plain = made_with()
+    if not plain:
+        raise Unclear
+    switches = tuple(name for name in SWITCHES if is_switch(made_with, name))
+    on = dict.fromkeys(switches[:1], True)
+    made = {word: made_with(**on, reasoning_effort=word) for word in WORDS}
+    strange = made_with(**on, reasoning_effort=STRANGE)
+    usual = made_with(**on)
+    echoes = strange not in (None, usual, *made.values())
+    if echoes:
+        words = ECHOED_WITH_SWITCH if on else ECHOED_ALONE
+    else:
+        words = words_of(made, strange, usual)
+    table = table_for(switches, words, as_field and echoes and not on)
+    if made_with() != plain:  # a clock in it, or another engine by now
+        raise Unclear
+    return table._replace(
+        origin=ECHOED if echoes else ASKED,
+        late_system=takes_late_system(prompt),
+        bare_schemas=has_bare_schemas(prompt),
+    )
+
+
+def is_switch(made_with, name):
+    on = made_with(**{name: True})
+    off = made_with(**{name: False})
+    return None not in (on, off) and on != off
+
+
+def words_of(made, strange, usual):
+    """The words of effort that a template knows, and USUAL where no word is better than some.
+
+    made     {word: its prompt, or None where it is refused}
+    strange  the prompt of a word that means nothing
+    usual    that of no word
+    """
+    known = [word for word in WORDS if made[word] not in (None, strange)]
+    if all(made[word] == usual for word in known):
+        known = []
+    words = []
+    for word in PREFERRED:
+        if word in known and all(made[word] != made[other] for other in words):
+            words.append(word)
+    # It is only off if it says something of its own.
+    if "none" in known and all(made["none"] != made[word] for word in words if word != "minimal"):
+        words.append("none")
+    falls_back = strange is not None and known
+    if falls_back and {"low", "high"} <= set(known) and "max" not in known:
+        words.append("max")  # GLM takes whatever it doesn't know for max, which is beyond both
+    elif falls_back and "medium" not in known:
+        words.append(USUAL)
+    return sorted(words, key=RANKS.get)
+
+
+def table_for(switches, words, as_field):
+    """The Table of a template with these switches and words of effort: one of TABLES, if it is
+    like that."""
+    on = Level(UNCHANGED)
+    if switches:
+        on = Level(ON, {switches[0]: True})
+    levels = {word: level_for(word, switches, words, as_field) for word in WORDS}
+    for table in TABLES.values():
+        if (levels, on) == (table.levels, table.on):
+            native = tuple(name for name in table.native if name not in SWITCHES)
+            return table._replace(native=(*switches, *native), switches=switches)
+    about = "a template without a switch"
+    if switches:
+        about = f"a template with the switch {switches[0]}"
+    if efforts := [word for word in words if word != USUAL]:
+        about += f", with the efforts {', '.join(efforts)}"
+    return Table("found", about, levels, on, (*switches, "reasoning_effort"), switches)
+
+
+def level_for(word, switches, words, as_field):
+    """What one of our words does."""
+    wants_none = LEVEL_OF[word] == "off" and word not in words
+    if switches and LEVEL_OF[word] == "off":
+        return Level(OFF, {switches[0]: False})
+    if "none" in words and (word == "none" or wants_none):
+        return Level(OFF, {"reasoning_effort": "none"})
+    efforts = [one for one in words if one != "none"]
+    on = dict.fromkeys(switches[:1], True)
+    if not efforts:
+        return Level(ON if on else UNCHANGED, on)
+    chosen = efforts[0] if wants_none else min(efforts, key=lambda one: distance(word, one))
+    if chosen == USUAL:
+        return Level(ON if on else UNCHANGED, on)
+    if as_field:
+        return Level(EFFECTS[chosen], fields={"reasoning_effort": chosen})
+    return Level(EFFECTS[chosen], {**on, "reasoning_effort": chosen})
+
+
+def distance(word, other):
+    """How far another word is from one: first come those of its level, of two the greater."""
+    alike = LEVEL_OF[word] == LEVEL_OF.get(other or "medium")
+    return not alike, abs(RANKS[word] - RANKS[other]), -RANKS[other]
+
+
+# ---- what else a template does
+
+
+def opens_thoughts(text):
+    """Whether a prompt (a text) ends in thoughts that have begun, so that an answer has the closing
+    tag alone."""
+    return text.rfind("<think>") > text.rfind("</think>")
+
+
+def takes_late_system(prompt):
+    """Whether a system message in the middle of a chat is read where it stands."""
+    first = prompt(messages=chat_with("one", "one"))
+    early = prompt(messages=chat_with("two", "one"))
+    late = prompt(messages=chat_with("one", "two"))
+    if None in (first, early, late) or late == first:
+        return False
+    return common(first, early) < common(first, late)
+
+
+def chat_with(asked, instructed):
+    return [
+        {"role": "user", "content": asked},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "system", "content": instructed},
+        *ASKED_IN,
+    ]
+
+
+def has_bare_schemas(prompt):
+    """Whether the fields of a tool's schema are read, but not the definitions behind them."""
+    first = prompt(messages=ASKED_IN, tools=[tool_with("one", "one")])
+    field = prompt(messages=ASKED_IN, tools=[tool_with("two", "one")])
+    definition = prompt(messages=ASKED_IN, tools=[tool_with("one", "two")])
+    if first is None:  # whatever it is that it can't read
+        return True
+    return field != first and definition == first
+
+
+def tool_with(field, definition):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "description": field}, "b": {"$ref": "#/$defs/B"}},
+        "required": ["a"],
+        "$defs": {"B": {"type": "string", "description": definition}},
+    }
+    function = {"name": "look", "description": "Look it up.", "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+def common(one, other):
+    """How long the beginning is that two prompts have in common."""
+    pairs = zip(one, other, strict=False)
+    length = min(len(one), len(other))
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), length)
