@@ -35,7 +35,7 @@ class Engine:
     purpose   what its models are for, "chat" or "embedding"
     resting   the ids of the models that it lists and loads when a request wants them
     look_due  an Event: it is to be looked at now, not only when `settings.poll` is over
-    looked    the monotonic moment at which the last look began
+    looked    the monotonic moment at which the last look ended
     counts    a semaphore for prompts that it is asked to count
     """
 
@@ -65,7 +65,6 @@ class Engine:
 
     def look(self):
         """See how it is and what it serves."""
-        began = monotonic()
         try:
             served = self.ask_models()
         except Trouble as trouble:
@@ -75,7 +74,7 @@ class Engine:
         else:
             self.note_models(served)
             self.health.is_well(time())
-        self.looked = began
+        self.looked = monotonic()
         self.pool.prune()
 
     @property
