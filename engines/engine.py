@@ -50,7 +50,7 @@ class Engine:
     purpose   what its models are for, "chat" or "embedding"
     resting   the ids of the models that it lists and loads when a request wants them
     look_due  an Event: it is to be looked at now, not only when `settings.poll` is over
-    looked    the monotonic moment at which the last look began
+    looked    the monotonic moment at which the last look ended
     counts    a semaphore for prompts that it is asked to count
     slots     of each of its models, and `weight`: see admission.Seats
     found     {weights of a model: found.Found}
@@ -91,7 +91,6 @@ class Engine:
     def look(self, patience=CANARY):
         """See how it is and what it serves. `patience`: the seconds after which one that answers
         nothing at all is stuck; see also `test`."""
-        began = monotonic()
         served_before = self.health.serves
         try:
             self.note_models(self.ask_models())
@@ -106,7 +105,7 @@ class Engine:
             self.health.is_well(time())
         if served_before and self.health.word in GONE:
             self.doubtful = True
-        self.looked = began
+        self.looked = monotonic()
         self.pool.prune()
 
     @property
