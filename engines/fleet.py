@@ -121,7 +121,14 @@ class Fleet:
 
     def watch_one(self, engine):
         """Each engine has its own greenlets: a slow one holds up no other."""
-        gevent.spawn(Watchdog(engine, self.settings, self.note).watch)
+        watchdog = gevent.spawn(Watchdog(engine, self.settings, self.note).watch)
+        try:
+            self.look_on(engine)
+        finally:
+            watchdog.kill()
+
+    def look_on(self, engine):
+        """Look at an engine, again and again."""
         while True:
             try:
                 self.look(engine)

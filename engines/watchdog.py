@@ -47,7 +47,7 @@ class Watchdog:
             return
         self.pulse.measure(self.figures(), monotonic(), self.quiet)
         now = monotonic()
-        if self.engine.health.serves and self.pulse.is_stuck(now, self.settings.stuck_after):
+        if self.engine.health.word != "stuck" and self.pulse.is_stuck(now, self.settings.stuck_after):
             self.engine.give_up(self.reason(now))
             self.told(self.engine)
 
