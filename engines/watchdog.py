@@ -43,11 +43,12 @@ class Watchdog:
 
     def look(self):
         """Ask how far it is, if there is doubt, and say so if it is stuck."""
-        if not self.pulse.is_due(monotonic(), self.quiet):
+        known = self.engine.health.word == "stuck"
+        if known or not self.pulse.is_due(monotonic(), self.quiet):
             return
         self.pulse.measure(self.figures(), monotonic(), self.quiet)
         now = monotonic()
-        if self.engine.health.word != "stuck" and self.pulse.is_stuck(now, self.settings.stuck_after):
+        if self.pulse.is_stuck(now, self.settings.stuck_after):
             self.engine.give_up(self.reason(now))
             self.told(self.engine)
 
