@@ -1,7 +1,7 @@
 """The watchdog of an engine: finds out that it works on nothing, whatever its server says."""
 
 import logging
-from time import monotonic
+from time import monotonic, time
 
 import gevent
 
@@ -49,7 +49,7 @@ class Watchdog:
         self.pulse.measure(self.figures(), monotonic(), self.quiet)
         now = monotonic()
         if self.pulse.is_stuck(now, self.settings.stuck_after):
-            self.engine.give_up(self.reason(now))
+            self.engine.health.note("stuck", self.reason(now), time())
             self.told(self.engine)
 
     def figures(self):
