@@ -25,7 +25,8 @@ COUNTS = 8  # prompts that one engine is asked to count at once
 MAX_LIST = 4 << 20  # bytes of a list of models
 MAX_COUNT = 16 << 20  # bytes of the answer to a count: some engines list the tokens too
 CANARY = 5  # seconds for the first canary; each further one has twice as long, up to the limit
-GONE = ("off", "loading")  # states in which it may have been restarted
+MOST_CANARIES = 10  # that are counted
+GONE = ("off", "loading")  # states of one that was up in which it may have been restarted
 UNANSWERED = (500, 502, 503, 504)  # statuses of an engine whose core does not answer
 ASK_TIMEOUT = 60  # seconds for what is asked about the models: a busy engine is slow
 ASK_PATIENCE = 2  # seconds of them for which a look waits
@@ -42,7 +43,7 @@ class Engine:
     looks     makes a new connection for each question of a look: none can be stale
     health    health.Health: whether it serves, and why not
     pulse     pulse.Pulse: whether it works on what it owes
-    doubtful  it was up and then stuck or off: before it serves again it has to answer a canary
+    was_up    it has served
     canaries  how many in a row it has not answered
     listed    the entries of its list of models as it last was: an engine that is off will likely
               come back with it
@@ -66,7 +67,7 @@ class Engine:
         self.looks = Pool(url, self.pool.tls)
         self.health = Health(time())
         self.pulse = Pulse()
-        self.doubtful = False
+        self.was_up = False
         self.canaries = 0
         self.listed = []
         self.resting = frozenset()
@@ -91,7 +92,6 @@ class Engine:
     def look(self, patience=CANARY):
         """See how it is and what it serves. `patience`: the seconds after which one that answers
         nothing at all is stuck; see also `test`."""
-        served_before = self.health.serves
         try:
             self.note_models(self.ask_models())
             self.test(patience)
@@ -103,8 +103,7 @@ class Engine:
             self.check_patience(patience)
         else:
             self.health.is_well(time())
-        if served_before and self.health.word in GONE:
-            self.doubtful = True
+            self.was_up = True
         self.looked = monotonic()
         self.pool.prune()
 
@@ -176,12 +175,7 @@ class Engine:
         nothing of ours, will not answer requests either."""
         lasts = time() - self.health.since
         if self.health.word == "busy" and lasts >= patience and not self.pulse.owed:
-            self.give_up(f"it has answered nothing for {lasts:.0f} s")
-
-    def give_up(self, reason):
-        """It is stuck, whatever a look says that is under way just now."""
-        self.doubtful = True
-        self.health.note("stuck", reason, time())
+            self.health.note("stuck", f"it has answered nothing for {lasts:.0f} s", time())
 
     # -- the canary
 
@@ -191,17 +185,18 @@ class Engine:
 
         patience  the most seconds that this may take
         """
+        is_stuck = self.health.word == "stuck"
+        is_back = self.was_up and self.health.word in GONE and not self.pulse.owed
+        if not is_stuck and not is_back:
+            return
         canary = self.kind.canary(self.listed[0], self.purpose)
-        if self.doubtful and canary:
-            seconds = min(CANARY, patience) * 2**self.canaries
-            if self.pulse.owed or not self.answers(*canary, min(seconds, max(CANARY, patience))):
-                self.canaries = min(self.canaries + 1, 10)
-                word = "stuck" if self.health.word == "stuck" else "loading"
-                raise Trouble(word, "it has not answered a test request yet", sure=True)
-        if self.doubtful:
-            self.pulse.forget()
-        self.doubtful = False
+        seconds = min(min(CANARY, patience) * 2**self.canaries, max(CANARY, patience))
+        if canary and (self.pulse.owed or not self.answers(*canary, seconds)):
+            self.canaries = min(self.canaries + 1, MOST_CANARIES)
+            word = "stuck" if is_stuck else "loading"
+            raise Trouble(word, "it has not answered a test request yet", sure=True)
         self.canaries = 0
+        self.pulse.forget()
 
     def answers(self, path, body, seconds):
         """Whether it answers a POST within so many seconds; a refusal is an answer, too."""

@@ -135,6 +135,13 @@ class Fleet:
     def watch_one(self, engine):
         """Each engine has its own greenlets: a slow one holds up no other."""
         watchdog = gevent.spawn(Watchdog(engine, self.settings, self.note).watch)
+        try:
+            self.look_on(engine)
+        finally:
+            watchdog.kill()
+
+    def look_on(self, engine):
+        """Look at an engine again and again, until it is given up."""
         while engine in self.engines or engine in self.leaving:
             try:
                 self.look(engine)
@@ -146,8 +153,6 @@ class Fleet:
             gevent.sleep(least)  # many requests may want a look at once
             engine.look_due.wait(pause - least)
             engine.look_due.clear()
-
-        watchdog.kill()
 
     def pause_after(self, engine):
         """Seconds until the next look: few where the engine is gone, and may be back any moment."""

@@ -1,7 +1,7 @@
 """The watchdog of an engine: finds out that it works on nothing, whatever its server says."""
 
 import logging
-from time import monotonic
+from time import monotonic, time
 
 import gevent
 
@@ -43,12 +43,13 @@ class Watchdog:
 
     def look(self):
         """Ask how far it is, if there is doubt, and say so if it is stuck."""
-        if not self.pulse.is_due(monotonic(), self.quiet):
+        known = self.engine.health.word == "stuck"
+        if known or not self.pulse.is_due(monotonic(), self.quiet):
             return
         self.pulse.measure(self.figures(), monotonic(), self.quiet)
         now = monotonic()
-        if self.engine.health.answers and self.pulse.is_stuck(now, self.settings.stuck_after):
-            self.engine.give_up(self.reason(now))
+        if self.pulse.is_stuck(now, self.settings.stuck_after):
+            self.engine.health.note("stuck", self.reason(now), time())
             self.told(self.engine)
 
     def figures(self):

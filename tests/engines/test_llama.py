@@ -1,14 +1,19 @@
 """Real llama.cpp behind the real gateway."""
+import os
+import signal
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from support import responses
+from support import SUPPORT, responses
 from support.chat import PATH, deltas
 from support.client import Client
-from support.gateway import Gateway
+from support.gateway import Gateway, started
 from support.observe import gauge
-from support.processes import wait_until
+from support.processes import children, free_port, wait_until
+from support.real_engines import serve
 
 TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {
     "type": "object", "properties": {"zone": {"type": "string", "maxLength": 4}}, "required": ["zone"]}}}
@@ -104,3 +109,39 @@ def test_responses(front, streams):
     response = responses.said(answer)[-1]["response"] if streams else responses.whole(answer)
     assert (response["status"], response["usage"]["output_tokens"]) == ("incomplete", 12)
     assert [item["status"] for item in response["output"]] == ["incomplete"] and response["output"][0]["summary"][0]["text"]
+
+
+# ---- it is stopped
+
+@pytest.fixture
+def mortal(tmp_path):
+    """The URL of a llama.cpp that nobody else uses."""
+    port = free_port()
+    yield from serve([sys.executable, SUPPORT / "tiny_gguf.py", tmp_path / "tiny.gguf", "--serve", port], port, tmp_path, 60)
+
+
+def pid_of(url):
+    """The process of the engine, a child of this one."""
+    port = url.rpartition(":")[2].encode()
+    return next(child for child in children(os.getpid()) if port in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[:-1])
+
+
+def test_stopped(mortal, stock, tmp_path):
+    """Three requests for its two slots are no trouble; then it is stopped, its server with it: found out, and back."""
+    patch = "import engines.watchdog; engines.watchdog.QUESTION = 0.5"
+    with started(mortal, tmp_path, stock, patch, keepalive=0.2, stuck_after=1, max_active=3) as gateway:
+        streams = [gateway.client().open() for _ in range(3)]
+        for stream in streams:
+            stream.start("POST", PATH, ask(stream=True, max_tokens=300))
+        assert all(list(stream.answer().events())[-1].data == "[DONE]" for stream in streams)
+        assert " is stuck" not in gateway.log
+        stream = gateway.client().open()
+        stream.start("POST", PATH, ask(stream=True, max_tokens=100_000))
+        wait_until(lambda: busy(mortal), 5)
+        os.kill(pid_of(mortal), signal.SIGSTOP)
+        try:
+            last = list(stream.answer().events())[-1].json()
+        finally:
+            os.kill(pid_of(mortal), signal.SIGCONT)
+        assert last["error"]["code"] == "engine_stuck"
+        wait_until(lambda: gateway.client().post(PATH, ask()).status == 200, 10)

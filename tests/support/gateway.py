@@ -130,8 +130,8 @@ class Patched(Gateway):
 
 @contextmanager
 def started(engine, folder, stock, patch="", wait=True, **settings):
-    """A Patched gateway before that engine, until the end of the block."""
-    gateway = Patched(folder, engine.url, stock, patch, **settings)
+    """A Patched gateway before that engine, or its URL, until the end of the block."""
+    gateway = Patched(folder, getattr(engine, "url", engine), stock, patch, **settings)
     try:
         yield gateway.wait_alive().wait_ready() if wait else gateway
         gateway.stop()
