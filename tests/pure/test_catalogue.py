@@ -63,6 +63,23 @@ def test_names_of_one_model_share_its_places():
         ("chat first", [Where("a", "/models/glm"), Where("b", "/models/glm")]), ("chat second", [Where("a", "/models/glm")])]
 
 
+def test_many_models_are_no_work():
+    """Two engines with 1,000 adapters each: not each with each."""
+    names = [f"adapter-{n}" for n in range(1000)]
+    reads = []
+
+    class Entry(dict):
+        def __getitem__(self, name):
+            reads.append(name)
+            return super().__getitem__(name)
+
+    engines = [engine(url, *(Entry(id=name) for name in names)) for url in "ab"]
+    for tables in ((), [ModelEntry(name) for name in names[:5]]):
+        found = known(*engines, tables=tables)
+        assert set(map(tuple, found.values())) == {("a", "b")}
+    assert len(reads) < 100 * len(names)
+
+
 def test_a_model_has_the_least_context_and_all_slots_of_its_engines():
     """A request may come to any of them."""
     engines = [engine("a", {"id": "x", "max_model_len": 900}), engine("b", {"id": "x", "max_model_len": 500}), engine("c", "x", serves=False)]
