@@ -325,6 +325,8 @@ class Call:
 
     def let_go_of_request(self):
         """The engine has it, or will have: it is sent nowhere else."""
+        if self.ask.body is None:
+            return
         self.ask.body = None
         self.body.abridged = None
         self.answer.when_request_dropped(self.release_body)
@@ -644,8 +646,7 @@ def begin(call):
         except Refusal as error:
             call.move(error)
         else:
-            if call.ask.body is not None:
-                call.let_go_of_request()
+            call.let_go_of_request()
             return since, events
 
 
@@ -741,6 +742,7 @@ def whole_answer(call):
             call.send()
             body = collect(call, since)
             if call.answer.status == 200:
+                call.let_go_of_request()
                 return body
             checked(call.answer, body)  # raises
         except Refusal as error:
