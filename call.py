@@ -19,7 +19,7 @@ from counting import Tally, length_of_request
 from engines import images
 from engines.failures import from_engine
 from engines.homes import Homes
-from engines.http1 import Silent
+from engines.http1 import Off, Silent
 from errors import (
     RETRY_AFTER,
     ClientGone,
@@ -311,8 +311,8 @@ class Call:
     def move(self, error):
         """Wait for a slot at another engine, before others, where this one has not begun. Raises
         the error, a Refusal, if it has, or may have, or if there is no other one."""
-        if error.not_begun:
-            self.gateway.fleet.note_failure(self.ticket.place, error)
+        if isinstance(error, Off):
+            self.gateway.fleet.note_off(self.ticket.place, error)
         if not error.not_begun or not self.may_move:
             raise error
         logger.warning("request %s goes to another engine: %s", self.id, error.code)
