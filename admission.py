@@ -27,8 +27,8 @@ from errors import (
 MINUTE = 60.0
 MOST_RETRY = 30  # seconds: the longest Retry-After for a full queue
 SAMPLES = 16  # of the moments at which slots came free, to tell how fast they do
-# By how many requests, by weight, the place where a conversation ran may be busier than the least
-# busy one: some more streams beside it cost less than its prompt read anew.
+# By how many requests, of a place of the least weight, that where a conversation ran may be busier
+# than the least busy one: some more streams beside it cost less than its prompt read anew.
 MARGIN = 4
 PASSES = 8  # younger ones of its key that a ticket lets by while its home is full
 LOOKED_AT = 16  # tickets of a key that do so at once
@@ -536,9 +536,11 @@ class Gate:
         if len(names) == 1:
             return names[0]
         least = min(names, key=self.business)
-        if home in names and self.places[home].load <= self.places[least].load + MARGIN:
-            return home
-        return least
+        if home not in names:
+            return least
+        margin = MARGIN / min(self.places[name].weight for name in names)
+        busier = self.places[home].load > self.places[least].load + margin
+        return least if busier else home
 
     def business(self, name):
         """How busy a place would be; of such that are equal, the one that had its turn longer ago

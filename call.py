@@ -19,7 +19,7 @@ from counting import Tally, length_of_request
 from engines import images
 from engines.failures import from_engine
 from engines.homes import Homes
-from engines.http1 import Silent
+from engines.http1 import Off, Silent
 from errors import (
     RETRY_AFTER,
     ClientGone,
@@ -335,8 +335,8 @@ class Call:
     def move(self, error):
         """Wait for a slot at another engine, before others, where this one has not begun. Raises
         the error, a Refusal, if it has, or may have, or if there is no other one."""
-        if error.not_begun and self.engine:
-            self.gateway.fleet.note_failure(self.engine, error)
+        if isinstance(error, Off):
+            self.gateway.fleet.note_off(self.engine, error)
         if not error.not_begun or not self.may_move:
             raise error
         logger.warning("request %s goes to another engine: %s", self.id, error.code)
@@ -350,6 +350,8 @@ class Call:
 
     def let_go_of_request(self):
         """The engine has it, or will have: it is sent nowhere else."""
+        if self.ask.body is None:
+            return
         self.ask.body = None
         self.body.abridged = None
         self.answer.when_request_dropped(self.release_body)
@@ -713,8 +715,7 @@ def begin(call):
         except Refusal as error:
             call.move(error)
         else:
-            if call.ask.body is not None:
-                call.let_go_of_request()
+            call.let_go_of_request()
             return since, events
 
 
@@ -809,6 +810,7 @@ def whole_answer(call):
             call.send()
             body = collect(call, since)
             if call.answer.status == 200:
+                call.let_go_of_request()
                 return body
             checked(call.answer, body)  # raises
         except Refusal as error:

@@ -12,7 +12,6 @@ from admission import Seats, unserved
 from counting import IMAGE_TOKENS, Meter, length_of_request
 from engines.engine import COUNT_TIMEOUT, Engine
 from engines.health import Trouble
-from engines.http1 import Off
 from engines.models import Catalogue, Model, names_of, unknown
 from engines.watchdog import Watchdog
 from errors import RETRY_AFTER, ModelNotAllowed, ModelNotFound, ModelUnavailable
@@ -267,11 +266,9 @@ class Fleet:
                 return engine
         raise unserved()
 
-    def note_failure(self, engine, error):
-        """An engine has not begun with a request. `error`: the Refusal that says so."""
+    def note_off(self, engine, error):
+        """There was no way to connect to an engine. `error`: Off."""
         engine.look_due.set()
-        if not isinstance(error, Off):
-            return
         error.retry_after = RETRY_AFTER
         if error.sure:  # no other request needs to find that out
             engine.health.is_troubled(Trouble("off", error.reason, True), time())

@@ -137,9 +137,10 @@ class Catalogue:
         engines = sorted(self.engines, key=lambda engine: not engine.serves)
         if self.settings.models:
             groups = [group for engine in engines for group in groups_of(engine)]
+            having = by_id(groups)
             picked = [self.pick(entry, groups) for entry in self.settings.models]
             models = [
-                self.from_settings(entry, together(group, groups))
+                self.from_settings(entry, together(group, having))
                 for entry, group in zip(self.settings.models, picked, strict=True)
             ]
         else:
@@ -173,16 +174,15 @@ class Catalogue:
         if own and not found:
             found = own[0]
         others = [group for group in groups if group[0] is not first]
-        having = together(found, others)
-        rest = [group for group in others if group not in having]
-        return distinct([self.describe(public, having), *self.each_of(rest)])
+        named = together(found, by_id(others))
+        taken = {id(group) for group in named}
+        rest = [group for group in others if id(group) not in taken]
+        return distinct([self.describe(public, named), *self.each_of(rest)])
 
     def each_of(self, groups):
         """A Model for each id in groups of one entry."""
-        found = {}
-        for group in groups:
-            found.setdefault(group[1][0]["id"], group)
-        return [self.describe(name, together(group, groups)) for name, group in found.items()]
+        having = by_id(groups)
+        return [self.describe(name, together(found[0], having)) for name, found in having.items()]
 
     def pick(self, entry, groups):
         """The group for a configured model (a ModelEntry), or None. If there is one of each, they
@@ -191,7 +191,7 @@ class Catalogue:
             return self.match(entry.engine, groups)
         found = self.match(entry.id, groups)
         if not found and groups and len(self.settings.models) == 1:
-            alone = len(together(groups[0], groups)) == len(groups)
+            alone = len(together(groups[0], by_id(groups))) == len(groups)
             return groups[0] if alone else None
         return found
 
@@ -246,17 +246,25 @@ def where(engine, entries):
     return Where(engine.url, engine.kind.weights_of(entries[0]))
 
 
-def together(group, groups):
+def by_id(groups):
+    """{id: the groups that have an entry of that id}."""
+    found = {}
+    for group in groups:
+        for name in ids_of(group[1]):
+            found.setdefault(name, []).append(group)
+    return found
+
+
+def together(group, having):
     """A group, and those of other engines that have the same model: a request that one can serve
-    can be served by each. None: no model, so no engines."""
+    can be served by each. None: no model, so no engines. `having`: see `by_id`."""
     if group is None:
         return []
     engine, (first, *_) = group
     found = {engine: group}
-    for other, entries in groups:
-        alike = (other.kind, other.purpose) == (engine.kind, engine.purpose)
-        if alike and first["id"] in ids_of(entries):
-            found.setdefault(other, (other, entries))
+    for other in having.get(first["id"], ()):
+        if (other[0].kind, other[0].purpose) == (engine.kind, engine.purpose):
+            found.setdefault(other[0], other)
     return list(found.values())
 
 

@@ -10,9 +10,11 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from support import SUPPORT
-from support.gateway import Patched
-from support.processes import free_port
+from support.gateway import Gateway, Patched
+from support.observe import gauge
+from support.processes import answers, clean_environment, free_port, kill, spawn, wait_until
 from support.real_engines import serve
+from support.rows import row_of
 
 CONVERSATIONS, TURNS = 10, 10
 SLOTS = {"one": 10, "first": 7, "second": 7}         # a slot holds one conversation
@@ -60,6 +62,44 @@ def converse(gateway, run, number):
         turns.append({"role": "assistant", "content": said["choices"][0]["message"]["content"]})
         figures.append((said["usage"]["prompt_tokens"], said["usage"]["prompt_tokens_details"]["cached_tokens"]))
     return figures
+
+
+def test_one_of_two_is_killed(tmp_path_factory, stock):
+    """Streams that had begun there end with an error event, the others are whole, and new ones go to the other engine."""
+    urls, processes = [], []
+    for name in ("stays", "goes"):
+        folder, port = tmp_path_factory.mktemp(name), free_port()
+        command = [sys.executable, SUPPORT / "tiny_gguf.py", folder / "tiny.gguf", "--serve", port, "--slots", 4]
+        processes.append(spawn(command, folder / "server.log", clean_environment()))
+        urls.append(f"http://127.0.0.1:{port}")
+    gateway = Gateway(tmp_path_factory.mktemp("killed"), None, stock, "".join(f'[[engines]]\nurl = "{url}"\nslots = 4\n' for url in urls))
+    try:
+        for url in urls:
+            wait_until(lambda url=url: answers(f"{url}/health"), 60)
+        gateway.wait_alive()
+        wait_until(lambda: gauge(gateway, "sparks_slots") == 8, 10)
+        answers_of = [begin(gateway, number) for number in range(8)]
+        kill(processes[1])
+        later = [begin(gateway, number, 8) for number in range(8, 12)]
+        ends = [list(answer.events())[-1] for answer in answers_of + later]
+        broken = [number for number, end in enumerate(ends) if end.data != "[DONE]"]
+        assert len(broken) == 4 and max(broken) < 8 and {ends[number].json()["error"]["code"] for number in broken} == {"upstream_error"}
+        engines = [row_of(gateway.db, answer.headers["x-request-id"])["engine"] for answer in answers_of + later]
+        assert [number for number, url in enumerate(engines) if url == urls[1]] == broken
+        gateway.stop()
+        gateway.check_log()
+    finally:
+        gateway.kill()
+        for process in processes:
+            kill(process)
+
+
+def begin(gateway, number, tokens=1500):
+    """A stream whose first token is there."""
+    answer = gateway.client(timeout=60).post("/v1/chat/completions", {
+        "messages": [{"role": "user", "content": f"Number {number}"}], "max_tokens": tokens, "stream": True})
+    assert answer.status == 200
+    return answer
 
 
 def test_conversations_keep_their_cache(servers, tmp_path_factory, stock, capsys):

@@ -375,9 +375,13 @@ def test_where_requests_run(name):
     assert [grant or "-" for grant in Play(**options)(*words.split())] == re.findall(r"-|\S+@\w", said)
 
 
-def test_a_home_that_is_clearly_busier_is_left():
-    play = Play(places=two(99, 99), homes=dict.fromkeys([f"a{n}" for n in range(99)], "A"))
-    assert play(*[f"+a{n}" for n in range(MARGIN + 3)])[-2:] == [f"a{MARGIN + 1}@B", f"a{MARGIN + 2}@A"]
+@pytest.mark.parametrize("weights, most", [((1, 1), MARGIN), ((50, 50), MARGIN), ((0.5, 0.5), MARGIN), ((3, 1), 3 * MARGIN), ((1, 3), MARGIN)])
+def test_a_home_that_is_clearly_busier_is_left(weights, most):
+    """Whatever weights are counted in."""
+    places = {name: Seats(99, weight) for name, weight in zip("AB", weights, strict=True)}
+    play = Play(places=places, homes=dict.fromkeys([f"a{n}" for n in range(99)], "A"))
+    runs = play(*[f"+a{n}" for n in range(most + 2)])
+    assert {run[-1] for run in runs[:-1]} == {"A"} and runs[-1] == f"a{most + 1}@B"
 
 
 def test_nobody_lets_others_by_for_ever():

@@ -38,6 +38,26 @@ def test_states_after_looks(looks, word):
     assert health.error is None or health.error.endswith(troubles[-1].reason)
 
 
+def test_draining():
+    """It is well and gets nothing; what else becomes of it shows, and it comes back as it was."""
+    health = Health(0)
+    health.drain(True, 1)
+    assert health.word == "loading"                    # nobody has seen it work yet
+    health.is_well(2)
+    for now, look in enumerate([WELL, CLOSED, SLOW, WELL], 3):
+        health.is_well(now) if look is WELL else health.is_troubled(look, now)
+        assert (health.word, health.since, health.serves, health.answers) == ("draining", 2, False, True)
+    health.is_troubled(REFUSED, 7)
+    assert (health.word, health.answers) == ("off", False)
+    health.is_well(8)
+    health.drain(True, 9)
+    assert (health.word, health.since) == ("draining", 8) and health.told().startswith("draining: ")
+    health.drain(False, 10)
+    assert (health.word, health.since, health.serves) == ("up", 10, True)
+    health.drain(False, 11)
+    assert health.since == 10 and health.error == "off: connection refused"
+
+
 def test_since_when():
     health = Health(10)
     health.is_well(20)

@@ -186,7 +186,7 @@ def completions(turns, stream):
 def test_a_conversation_goes_on_where_it_ran(shared, api):
     """Also where its turns are streamed and plain, small and large, and all conversations have one system prompt."""
     (front, pair), went = shared, []
-    said = {n: [{"role": "user", "content": f"{n} is the question. " + "More of it. " * n * 500}] for n in range(4)}
+    said = {n: [{"role": "user", "content": f"{n} is the question. " + "More of it. " * (30 + n * 400)}] for n in range(5)}
     for turn in range(4):
         for n, turns in said.items():
             before = counts(pair)
