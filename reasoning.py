@@ -217,8 +217,9 @@ def translate(payload, table, ignored, budget_field=None):
     if kwargs is not None and not isinstance(kwargs, dict):
         raise InvalidRequest("chat_template_kwargs must be an object", "chat_template_kwargs")
     vain = leave_out(payload, table, ignored)
-    kwargs = payload.get("chat_template_kwargs")
     asked = {name: payload.pop(name, None) for name in CONTROLS}
+    take_off(payload, table, asked)
+    kwargs = payload.get("chat_template_kwargs")
     if kwargs and any(kwargs.get(name) is not None for name in table.native):
         return vain
     word, budget = wanted(asked, table)
@@ -242,17 +243,32 @@ def leave_out(payload, table, ignored):
     vain = [name for name in unknown if name in kwargs and not kwargs[name]]
     for name in vain:
         ignored.add("chat_template_kwargs", name)
-    if vain:
-        left = {name: value for name, value in kwargs.items() if name not in vain}
-        payload["chat_template_kwargs"] = left
-        if not left:
-            del payload["chat_template_kwargs"]
+    drop_kwargs(payload, vain)
     beside = [name for name in SWITCHES if not table.switches and payload.get(name) is False]
     for name in beside:
         ignored.add(name, "false")
     if "enable_thinking" in beside:  # `thinking` is also a control, which means `none`
         del payload["enable_thinking"]
     return bool(vain or beside)
+
+
+def take_off(payload, table, asked):
+    """Take a native `none` or `minimal` for one of ours where the template can't turn thinking off:
+    it may not know the word, and think the more."""
+    effort = (payload.get("chat_template_kwargs") or {}).get("reasoning_effort")
+    if not table.can_turn_off and effort in ("none", "minimal"):
+        drop_kwargs(payload, ["reasoning_effort"])
+        asked["reasoning_effort"] = effort
+
+
+def drop_kwargs(payload, names):
+    """Take these out of chat_template_kwargs, and that out of the payload where nothing is left."""
+    if not names:
+        return
+    kwargs = payload.pop("chat_template_kwargs")
+    left = {name: value for name, value in kwargs.items() if name not in names}
+    if left:
+        payload["chat_template_kwargs"] = left
 
 
 def wanted(asked, table):

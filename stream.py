@@ -246,6 +246,7 @@ class ChatStream:
         "n",
         "names",
         "oddities",
+        "orphan",
         "over",
         "single",
         "tag",

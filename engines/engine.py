@@ -29,7 +29,7 @@ MOST_CANARIES = 10  # that are counted
 GONE = ("off", "loading")  # states of one that was up in which it may have been restarted
 UNANSWERED = (500, 502, 503, 504)  # statuses of an engine whose core does not answer
 ASK_TIMEOUT = 60  # seconds for what is asked about the models: a busy engine is slow
-ASK_PATIENCE = 2  # seconds of them for which a look waits
+ASK_PATIENCE = 1  # seconds of them for which a look waits
 MAX_TOLD = 1 << 20  # bytes of the answer to such a question
 MOST_MODELS = 1000  # of one engine; the others are not looked at
 # What the reading of an engine's JSON may meet, which can be of any shape.
@@ -236,8 +236,9 @@ class Engine:
             with Timeout(ASK_TIMEOUT, False):
                 for found, model_id in due:
                     found.ask(self.kind, self.question, model_id)
-        except (Silent, Refusal, *ODD_JSON) as error:
-            logger.info("engine %s was asked about a model in vain: %s", self.url, error)
+        except Exception as error:  # whatever an engine says: the next time may do better
+            words = "engine %s was asked about a model in vain: %s"
+            logger.info(words, self.url, type(error).__name__)
         finally:
             self.asking = None
 

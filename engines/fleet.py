@@ -189,10 +189,11 @@ class Fleet:
         after = [model.id for model in self.models()]
         if before != sorted(after):
             logger.warning("models loaded: %s", ", ".join(after) or "none")
-        for model in self.models():
-            if model.purpose == "chat" and self.said.get(model.id) != model.template:
-                self.said[model.id] = model.template
+        chats = [model for model in self.models() if model.purpose == "chat"]
+        for model in chats:
+            if self.said.get(model.id) != model.template:
                 logger.info("model %s has %s", model.id, model.template)
+        self.said = {model.id: model.template for model in chats}
 
     def tell(self, engine):
         """Say how an engine is: at each change, and now and then while it does not serve."""

@@ -416,7 +416,7 @@ def bytes_a_token(count):
 
 
 def known(found):
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in found.items() if value and value > 0}
 
 
 def field_of(answer, name, wanted):

@@ -183,6 +183,51 @@ def test_the_clients_own_kwargs_are_not_changed_in_place():
     assert kwargs == {"a": 1}
 
 
+# ---- switches that the template does not have
+
+@pytest.mark.parametrize("table", ["no-switch", "gpt-oss", "none"])
+@pytest.mark.parametrize("given, left, header", [
+    ({"chat_template_kwargs": {"enable_thinking": False}}, {}, "chat_template_kwargs enable_thinking"),
+    ({"chat_template_kwargs": {"enable_thinking": False, "thinking": 0, "a": 1}}, {"chat_template_kwargs": {"a": 1}},
+     "chat_template_kwargs enable_thinking, chat_template_kwargs thinking"),
+    ({"chat_template_kwargs": {"enable_thinking": None}, "enable_thinking": False}, {},
+     "chat_template_kwargs enable_thinking, enable_thinking false"),
+    ({"chat_template_kwargs": {"enable_thinking": True, "thinking": True}}, {"chat_template_kwargs": {"enable_thinking": True,
+                                                                                                     "thinking": True}}, ""),
+    ({"enable_thinking": True}, {"enable_thinking": True}, ""),
+])
+def test_a_switch_that_is_not_there_is_left_out(table, given, left, header):
+    before, payload = copy.deepcopy(given), copy.deepcopy(given)
+    kwargs = payload.get("chat_template_kwargs")
+    assert translate(payload, table) == (bool(header), header) and payload == left
+    assert kwargs == before.get("chat_template_kwargs")
+    payload = {**given, "reasoning_effort": "high"}     # other controls count all the same
+    translate(payload, table)
+    effort = EXPECTED[table][4]
+    kwargs = {**left.get("chat_template_kwargs", {}), **effort.get("chat_template_kwargs", {})}
+    assert payload == {**left, **effort, **({"chat_template_kwargs": kwargs} if kwargs else {})}
+
+
+def test_one_switch_is_not_the_other():
+    """Engines' parsers obey either name, whichever the template knows."""
+    for name, other in (("qwen", "thinking"), ("deepseek", "enable_thinking")):
+        known = TABLES[name]._replace(switches=(TABLES[name].native[0],))
+        ignored, payload = Ignored(), {"chat_template_kwargs": {other: False}}
+        assert reasoning.translate(payload, known, ignored) and payload == {} and ignored.header == f"chat_template_kwargs {other}"
+
+
+@pytest.mark.parametrize("payload, unwanted", [
+    ({}, False), ({"reasoning_effort": "none"}, True), ({"reasoning_effort": "minimal"}, True), ({"reasoning_effort": "low"}, False),
+    ({"think": False}, True), ({"think": True}, False), ({"thinking": {"type": "disabled"}}, True), ({"thinking": False}, True),
+    ({"reasoning": {"enabled": False}}, True), ({"reasoning": {"effort": "none"}}, True), ({"reasoning": {"max_tokens": 5}}, False),
+    ({"chat_template_kwargs": {"reasoning_effort": "none"}}, True), ({"chat_template_kwargs": {"reasoning_effort": "low"}}, False),
+    ({"chat_template_kwargs": {"reasoning_effort": ["none"]}}, False),
+])
+def test_whether_thoughts_are_wanted_is_known(payload, unwanted):
+    assert translate(payload, "no-switch")[0] is unwanted
+    assert payload.get("chat_template_kwargs") != {"reasoning_effort": "none"}
+
+
 # ---- mistakes
 
 NAMES = "none, minimal, low, medium, high, xhigh, max"

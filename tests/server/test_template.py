@@ -121,8 +121,7 @@ def test_what_the_settings_say_wins(gateway, engine):
 
 
 @pytest.mark.parametrize("steps", [
-    [Json({"detail": "Not Found"}, 404)], [Json({"error": "overloaded"}, 503)], [Json({"tokens": None})], [Close()],
-    [Head(framing=5 << 20), b"x" * (5 << 20)], [Pause(30)]])
+    [Json({"detail": "Not Found"}, 404)], [Close()], [Head(framing=5 << 20), b"x" * (5 << 20)], [Pause(30)]])
 def test_an_engine_that_can_not_be_asked_keeps_the_default(gateway, engine, steps):
     engine.on("/tokenize", steps)
     began = time.monotonic()
@@ -165,6 +164,17 @@ def test_a_model_that_is_not_loaded_is_not_loaded_by_a_question(gateway, engine)
     wait_until(lambda: told(front)["table"] == "no-switch", 5)
 
 
+def test_what_a_token_is_was_asked(gateway, engine):
+    """An engine that counts nothing: its prompts are charged by its tokenizer's bytes, here one a token."""
+    engine.on("/tokenize", lambda request: [Json({"count": len(request.json()["prompt"]), "tokens": []})]
+              if "prompt" in request.json() else engine_side.probe_answer(engine, request))
+    front = gateway()
+    engine.play(Json({**completion("Hello"), "usage": None}))
+    assert front.client().post(CHAT, {"messages": [{"role": "user", "content": "x" * 4000}]}).status == 200
+    wait_until(lambda: rows(front.db), 5)
+    assert 4000 < rows(front.db)[-1]["prompt_tokens"] < 4300
+
+
 # ---- what the engine gets, where there is no switch
 
 LEAST = {"reasoning_effort": "low"}
@@ -177,6 +187,8 @@ LEAST = {"reasoning_effort": "low"}
      "chat_template_kwargs enable_thinking"),
     (CHAT, {"chat_template_kwargs": {"enable_thinking": None}}, None, "chat_template_kwargs enable_thinking"),
     (CHAT, {"chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}, None),
+    (CHAT, {"chat_template_kwargs": {"reasoning_effort": "none"}}, LEAST, None),
+    (CHAT, {"chat_template_kwargs": {"reasoning_effort": "max"}}, {"reasoning_effort": "max"}, None),
     (CHAT, {"thinking": False}, LEAST, "thinking false"), (CHAT, {"enable_thinking": False}, None, "enable_thinking false"),
     (CHAT, {"thinking": {"type": "disabled"}}, LEAST, None), (CHAT, {"think": False}, LEAST, None),
     (CHAT, {"reasoning_effort": "none"}, LEAST, None), (CHAT, {"reasoning_effort": "minimal"}, LEAST, None),
