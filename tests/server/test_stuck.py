@@ -236,9 +236,9 @@ def still(request):
 
 
 def once(steps):
-    """The first answer; after it there is none."""
+    """The first answer to the question for figures; after it there is none."""
     answers = iter([steps])
-    return lambda request: next(answers, [Hang()])
+    return lambda request: None if "cache_config" in request.path else next(answers, [Hang()])
 
 
 def only_whole(*lines):
