@@ -426,7 +426,7 @@ def test_nobody_waits_for_what_is_not_there():
         for lane in ("m", "unknown"):
             with pytest.raises(ModelUnavailable) as caught:
                 enter("b", lane, NONE, NOON)
-            assert caught.value.retry_after
+            assert caught.value.retry_after and caught.value.not_begun
     play.arrange(A=Seats(1))
     prepared = gate.prepare("b", "m", NONE, NOON)
     play.arrange(A=shut)

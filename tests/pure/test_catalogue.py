@@ -13,7 +13,7 @@ class Engine(SimpleNamespace):
 def engine(url, *entries, kind=VLLM, purpose="chat", serves=True):
     """An engine; an entry is an id, or a dict."""
     listed = [entry if isinstance(entry, dict) else {"id": entry} for entry in entries]
-    return Engine(url=url, kind=kind, purpose=purpose, serves=serves, listed=listed, slots=2)
+    return Engine(url=url, kind=kind, purpose=purpose, serves=serves, listed=listed, slots=2, found={})
 
 
 def known(*engines, model=None, tables=()):
