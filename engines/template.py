@@ -64,7 +64,7 @@ def table_of(prompt, as_field=False):
     made = {word: made_with(**on, reasoning_effort=word) for word in WORDS}
     strange = made_with(**on, reasoning_effort=STRANGE)
     usual = made_with(**on)
-    echoes = strange not in (None, usual, *made.values())
+    echoes = is_echo(strange, (usual, *made.values()))
     if echoes:
         words = {word: word for word in (ECHOED_WITH_SWITCH if on else ECHOED_ALONE)}
     else:
@@ -83,6 +83,14 @@ def is_switch(made_with, name):
     on = made_with(**{name: True})
     off = made_with(**{name: False})
     return None not in (on, off) and on != off
+
+
+def is_echo(strange, others):
+    """Whether the prompt of a word that means nothing holds that word; without a text it does where
+    it is like none of the others."""
+    if isinstance(strange, str):
+        return STRANGE in strange.lower()
+    return strange is not None and strange not in others
 
 
 def words_of(made, strange, usual):

@@ -132,6 +132,11 @@ WORDED = [
      [level(OFF, thinking=False)] * 2 + [level(SHORT, thinking=True, reasoning_effort="low")]
      + [level(ON, thinking=True)] + [level(LONG, thinking=True, reasoning_effort="high")]
      + [level(LONGEST, thinking=True, reasoning_effort="max")] * 2),
+    # All words, and something else again for any other.
+    (effort("{'none': 0, 'minimal': 1, 'low': 2, 'medium': 3, 'high': 4, 'xhigh': 5, 'max': 6}", "7", "4"),
+     [level(OFF, reasoning_effort="none"), level(SHORT, reasoning_effort="minimal"), level(SHORT, reasoning_effort="low"),
+      level(MEDIUM, reasoning_effort="medium"), level(LONG, reasoning_effort="high"), level(LONGEST, reasoning_effort="xhigh"),
+      level(LONGEST, reasoning_effort="max")]),
     # `none` is a word for low, or one of its own, under which minimal goes too.
     ("{%- set word = reasoning_effort if reasoning_effort is defined else 'high' -%}{{- raise_exception('x') if word not in ['none', 'low', 'high']"
      " else 2 if word == 'high' else 1 -}}{{- messages[0].content -}}",
