@@ -53,10 +53,9 @@ class Found:
 
         try:
             self.table = table_of(prompt, kind.effort_is_field)
-            text = kind.prompt_text(ask, {"model": model_id, "messages": ASKED_IN})
+            self.opens = opens_thoughts(prompt(messages=ASKED_IN))
         except (Unasked, Unclear):
             return
-        self.opens = opens_thoughts(text) if text else None
         for name, value in kind.facts(ask, model_id).items():
             setattr(self, name, value)
         self.due = None

@@ -186,16 +186,13 @@ class Kind:
         return Trouble("misconfigured", reason)
 
     def prompt(self, ask, question):
-        """The prompt that a model's template makes of a chat, a text or a list of tokens; None
-        where it refuses the chat. Raises Unasked.
+        """The prompt that a model's template makes of a chat, a text or, if there is none, a list
+        of tokens; None where it refuses the chat. Raises Unasked.
 
         ask       a function: (path, a question as a dict, or None for a GET) -> (status, body)
         question  the chat: `model`, `messages`, perhaps `tools` and `chat_template_kwargs`
         """
         raise Unasked
-
-    def prompt_text(self, ask, question):
-        """The same as a text, or None where the engine can't say."""
 
     def facts(self, ask, model_id):
         """Fields of a found.Found that the engine tells of a model: those that it knows."""
@@ -254,14 +251,14 @@ class Vllm(Kind):
         return one_token(entry, purpose)
 
     def prompt(self, ask, question):
-        return in_answer(ask("/tokenize", question), "tokens", list)
-
-    def prompt_text(self, ask, question):
         """The tokens' own texts are those of its vocabulary, in which letters and tags are
         themselves."""
-        _, answer = ask("/tokenize", {**question, "return_token_strs": True})
-        tokens = field_of(answer, "token_strs", list) or ()
-        return "".join(token for token in tokens if isinstance(token, str))
+        answer = ask("/tokenize", {**question, "return_token_strs": True})
+        tokens = in_answer(answer, "tokens", list)
+        texts = field_of(answer[1], "token_strs", list)
+        if tokens and texts and all(isinstance(text, str) for text in texts):
+            return "".join(texts)
+        return tokens
 
     def facts(self, ask, model_id):
         _, answer = ask("/tokenize", {"model": model_id, "prompt": SAMPLE})
@@ -323,9 +320,6 @@ class LlamaCpp(Kind):
     def prompt(self, ask, question):
         """Its template is applied without counting anything."""
         return in_answer(ask("/apply-template", question), "prompt", str)
-
-    def prompt_text(self, ask, question):
-        return self.prompt(ask, question)
 
     def facts(self, ask, model_id):
         """Each slot has a part of the cache of its own."""

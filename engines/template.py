@@ -8,6 +8,8 @@ it makes: a control that it obeys makes them differ. Pure.
 Source: the chat templates of GLM, Qwen, DeepSeek and gpt-oss.
 """
 
+import re
+
 from reasoning import (
     ASKED,
     ECHOED,
@@ -31,15 +33,9 @@ STRANGE = "zqz"  # a word of effort that no template knows
 USUAL = ""  # no word at all, which counts as a medium effort
 RANKS = {USUAL: WORDS.index("medium"), **{word: at for at, word in enumerate(WORDS)}}
 # Of words that mean the same to a template, the first of these is sent.
-PREFERRED = ("high", "low", "medium", "max", "xhigh", "minimal")
-EFFECTS = {
-    "minimal": SHORT,
-    "low": SHORT,
-    "medium": MEDIUM,
-    "high": LONG,
-    "xhigh": LONGEST,
-    "max": LONGEST,
-}
+PREFERRED = tuple(dict.fromkeys(("high", "low", "medium", "max", "xhigh", "none", *WORDS)))
+BY_LEVEL = {"off": SHORT, "short": SHORT, "long": LONG, "longest": LONGEST}
+EFFECTS = {**{word: BY_LEVEL[level] for word, level in LEVEL_OF.items()}, "medium": MEDIUM}
 # What a template is told that hands on any word: the words of GLM, which has a switch, and of
 # gpt-oss, which has none.
 ECHOED_WITH_SWITCH = ("low", "high", "max")
@@ -68,9 +64,9 @@ def table_of(prompt, as_field=False):
     made = {word: made_with(**on, reasoning_effort=word) for word in WORDS}
     strange = made_with(**on, reasoning_effort=STRANGE)
     usual = made_with(**on)
-    echoes = strange not in (None, usual, *made.values())
+    echoes = is_echo(strange, (usual, *made.values()))
     if echoes:
-        words = ECHOED_WITH_SWITCH if on else ECHOED_ALONE
+        words = {word: word for word in (ECHOED_WITH_SWITCH if on else ECHOED_ALONE)}
     else:
         words = words_of(made, strange, usual)
     table = table_for(switches, words, as_field and echoes and not on)
@@ -89,8 +85,17 @@ def is_switch(made_with, name):
     return None not in (on, off) and on != off
 
 
+def is_echo(strange, others):
+    """Whether the prompt of a word that means nothing holds that word; without a text it does where
+    it is like none of the others."""
+    if isinstance(strange, str):
+        return STRANGE in strange.lower()
+    return strange is not None and strange not in others
+
+
 def words_of(made, strange, usual):
-    """The words of effort that a template knows, and USUAL where no word is better than some.
+    """{word of effort that a template knows: the one to send for it}, USUAL where no word is better
+    than some.
 
     made     {word: its prompt, or None where it is refused}
     strange  the prompt of a word that means nothing
@@ -98,25 +103,50 @@ def words_of(made, strange, usual):
     """
     known = [word for word in WORDS if made[word] not in (None, strange)]
     if all(made[word] == usual for word in known):
-        known = []
-    words = []
-    for word in PREFERRED:
-        if word in known and all(made[word] != made[other] for other in words):
-            words.append(word)
-    # It is only off if it says something of its own.
-    if "none" in known and all(made["none"] != made[word] for word in words if word != "minimal"):
-        words.append("none")
-    falls_back = strange is not None and known
-    if falls_back and {"low", "high"} <= set(known) and "max" not in known:
-        words.append("max")  # GLM takes whatever it doesn't know for max, which is beyond both
-    elif falls_back and "medium" not in known:
-        words.append(USUAL)
-    return sorted(words, key=RANKS.get)
+        return {}
+    words = {}
+    for word in sorted(known, key=PREFERRED.index):
+        alike = (other for other in words if made[other] == made[word])
+        words[word] = next(alike, word)
+    rest = [word for word in WORDS if word != "none" and made[word] == strange]
+    if rest and strange is not None:
+        name = name_of_rest(strange, rest, known, made)
+        words[name] = name
+    return words
+
+
+def name_of_rest(strange, rest, known, made):
+    """The word to send for what a template does with all words that it does not know: one of them,
+    or USUAL.
+
+    strange  the prompt of such a word
+    rest     the words that are like that
+    known    those that are not
+    made     {word: its prompt}
+    """
+    if isinstance(strange, str):
+        others = [made[word] for word in known]
+        named = [
+            word for word in rest if all(says(strange, word) > says(one, word) for one in others)
+        ]
+        if named:  # "Reasoning effort: Max"
+            return named[-1]
+    if "high" in rest and ("max" in known or "medium" in known):
+        return "high"
+    # GLM takes what it does not know for max.
+    if "high" in known and "max" in rest and ("low" in known or not isinstance(strange, str)):
+        return "max"
+    return USUAL
+
+
+def says(prompt, word):
+    """How often a prompt (a text) has that word."""
+    return len(re.findall(rf"(?<![A-Za-z]){word}(?![A-Za-z])", prompt, re.IGNORECASE))
 
 
 def table_for(switches, words, as_field):
-    """The Table of a template with these switches and words of effort: one of TABLES, if it is
-    like that."""
+    """The Table of a template with these switches and words of effort (see words_of): one of
+    TABLES, if it is like that."""
     on = Level(UNCHANGED)
     if switches:
         on = Level(ON, {switches[0]: True})
@@ -128,28 +158,39 @@ def table_for(switches, words, as_field):
     about = "a template without a switch"
     if switches:
         about = f"a template with the switch {switches[0]}"
-    if efforts := [word for word in words if word != USUAL]:
+    if efforts := sorted(set(words.values()) - {USUAL}, key=RANKS.get):
         about += f", with the efforts {', '.join(efforts)}"
     return Table("found", about, levels, on, (*switches, "reasoning_effort"), switches)
 
 
 def level_for(word, switches, words, as_field):
     """What one of our words does."""
-    wants_none = LEVEL_OF[word] == "off" and word not in words
-    if switches and LEVEL_OF[word] == "off":
-        return Level(OFF, {switches[0]: False})
-    if "none" in words and (word == "none" or wants_none):
-        return Level(OFF, {"reasoning_effort": "none"})
-    efforts = [one for one in words if one != "none"]
     on = dict.fromkeys(switches[:1], True)
-    if not efforts:
-        return Level(ON if on else UNCHANGED, on)
-    chosen = efforts[0] if wants_none else min(efforts, key=lambda one: distance(word, one))
+    if on and LEVEL_OF[word] == "off":
+        return Level(OFF, {switches[0]: False})
+    chosen = chosen_for(word, words)
+    if chosen == "none":
+        return Level(OFF, {"reasoning_effort": "none"})
     if chosen == USUAL:
         return Level(ON if on else UNCHANGED, on)
     if as_field:
         return Level(EFFECTS[chosen], fields={"reasoning_effort": chosen})
     return Level(EFFECTS[chosen], {**on, "reasoning_effort": chosen})
+
+
+def chosen_for(word, words):
+    """The word to send for one of ours: what the template itself makes of it, or else the nearest;
+    where no thinking is wanted, the least."""
+    if word in words:
+        return words[word]
+    efforts = sorted(set(words.values()) - {"none"}, key=RANKS.get)
+    if LEVEL_OF[word] == "off" and "none" in words.values():
+        return "none"
+    if not efforts:
+        return USUAL
+    if LEVEL_OF[word] == "off":
+        return efforts[0]
+    return min(efforts, key=lambda one: distance(word, one))
 
 
 def distance(word, other):
@@ -162,8 +203,10 @@ def distance(word, other):
 
 
 def opens_thoughts(text):
-    """Whether a prompt (a text) ends in thoughts that have begun, so that an answer has the closing
-    tag alone."""
+    """Whether a prompt ends in thoughts that have begun, so that an answer has the closing tag
+    alone; None where it is no text."""
+    if not isinstance(text, str):
+        return None
     return text.rfind("<think>") > text.rfind("</think>")
 
 

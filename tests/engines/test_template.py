@@ -58,7 +58,7 @@ def test_llama(tmp_path, stock, name):
 
 SWITCH = "('</think>' if enable_thinking is defined and not enable_thinking else '<think>')"
 ECHO = "{{- '<|system|>\\nEffort to spend on thinking: ' ~ reasoning_effort -}}"
-LEVELS = "{{- '<|system|>\\n' ~ {'low': 'Think little.', 'high': 'Think well.'}.get(reasoning_effort, 'Think of everything.') -}}"
+LEVELS = "{{- '<|system|>\\nReasoning Effort: ' ~ {'low': 'Low', 'high': 'High'}.get(reasoning_effort, 'Max') -}}"
 
 
 @pytest.fixture(scope="module", params=[(), ("--default-chat-template-kwargs", '{"enable_thinking": false}')],

@@ -12,8 +12,9 @@ from support.templates import TEMPLATES, Refused, render
 KINDS = {"vllm": kinds.VLLM, "llama": kinds.LLAMA_CPP}
 
 
-def engine_with(template, **odd):
-    """A function that asks an engine with this template. odd: {a path without its slashes: its answer}."""
+def engine_with(template, texts=True, **odd):
+    """A function that asks an engine with this template. odd: {a path without its slashes: its answer}; texts: it gives
+    those of tokens too."""
     def ask(path, question=None):
         if path.strip("/") in odd:
             return odd[path.strip("/")]
@@ -30,7 +31,7 @@ def engine_with(template, **odd):
             return 400, orjson.dumps({"error": {"code": 400, "message": str(refused)}})
         if path == "/apply-template":
             return 200, orjson.dumps({"prompt": made})
-        words = list(made) if question.get("return_token_strs") else None
+        words = list(made) if texts and question.get("return_token_strs") else None
         return 200, orjson.dumps({"count": len(made), "tokens": list(made.encode()), "token_strs": words})
     return ask
 
@@ -99,7 +100,23 @@ WORDED = [
     (effort("{'low': 1, 'medium': 2, 'high': 3}", "4"),
      [level(SHORT, reasoning_effort="low")] * 3 + [level(MEDIUM, reasoning_effort="medium"), level(LONG, reasoning_effort="high")]
      + [level(LONGEST, reasoning_effort="max")] * 2),
-    (effort("{'max': 1}"), [level(SAME)] * 5 + [level(LONGEST, reasoning_effort="max")] * 2),
+    (effort("{'max': 1}"), [level(LONG, reasoning_effort="high")] * 5 + [level(LONGEST, reasoning_effort="max")] * 2),
+    (effort("{'high': 1}"), [level(SAME)] * 4 + [level(LONG, reasoning_effort="high")] * 3),
+    # The words that a prompt holds tell what all others stand for: GLM 5.3, 5.2 (two levels and a switch), and one like gpt-oss.
+    (effort("{'low': 'Reasoning Effort: Low. ', 'high': 'Reasoning Effort: High. '}", "'Reasoning Effort: Max. '"),
+     [level(SHORT, reasoning_effort="low")] * 3 + [level(LONG, reasoning_effort="high")] * 2 + [level(LONGEST, reasoning_effort="max")] * 2),
+    ("Effort: {{ 'High' if reasoning_effort is defined and reasoning_effort == 'high' else 'Max' }}. {{- messages[0].content -}}"
+     "{{- '</think>' if enable_thinking is defined and not enable_thinking else '<think>' -}}",
+     [level(OFF, enable_thinking=False)] * 2 + [level(LONG, enable_thinking=True, reasoning_effort="high")] * 3
+     + [level(LONGEST, enable_thinking=True, reasoning_effort="max")] * 2),
+    (effort("{'low': 'Reasoning: low. ', 'high': 'Reasoning: high. '}", "'Reasoning: medium. '"),
+     [level(SHORT, reasoning_effort="low")] * 3 + [level(MEDIUM, reasoning_effort="medium")] + [level(LONG, reasoning_effort="high")] * 3),
+    # DeepSeek's fourth, which vLLM does without a template.
+    ("{%- set word = reasoning_effort if reasoning_effort is defined else 'high' -%}"
+     "{{- 'Little. ' if word in ['low', 'minimal', 'medium'] else 'All. ' if word == 'max' else '' -}}"
+     "{{- messages[0].content -}}{{- '<think>' if thinking is defined and thinking and word != 'none' else '</think>' -}}",
+     [level(OFF, thinking=False)] * 2 + [level(SHORT, thinking=True, reasoning_effort="low")] * 2
+     + [level(LONG, thinking=True, reasoning_effort="high")] + [level(LONGEST, thinking=True, reasoning_effort="max")] * 2),
     (effort("{'low': 1}"), [level(SHORT, reasoning_effort="low")] * 3 + [level(SAME)] * 4),
     (effort("{'none': 0, 'low': 1, 'high': 3}", "3"),
      [level(OFF, reasoning_effort="none")] * 2 + [level(SHORT, reasoning_effort="low")] + [level(SAME)] * 4),
@@ -115,6 +132,18 @@ WORDED = [
      [level(OFF, thinking=False)] * 2 + [level(SHORT, thinking=True, reasoning_effort="low")]
      + [level(ON, thinking=True)] + [level(LONG, thinking=True, reasoning_effort="high")]
      + [level(LONGEST, thinking=True, reasoning_effort="max")] * 2),
+    # All words, and something else again for any other.
+    (effort("{'none': 0, 'minimal': 1, 'low': 2, 'medium': 3, 'high': 4, 'xhigh': 5, 'max': 6}", "7", "4"),
+     [level(OFF, reasoning_effort="none"), level(SHORT, reasoning_effort="minimal"), level(SHORT, reasoning_effort="low"),
+      level(MEDIUM, reasoning_effort="medium"), level(LONG, reasoning_effort="high"), level(LONGEST, reasoning_effort="xhigh"),
+      level(LONGEST, reasoning_effort="max")]),
+    # `none` is a word for low, or one of its own, under which minimal goes too.
+    ("{%- set word = reasoning_effort if reasoning_effort is defined else 'high' -%}{{- raise_exception('x') if word not in ['none', 'low', 'high']"
+     " else 2 if word == 'high' else 1 -}}{{- messages[0].content -}}",
+     [level(SHORT, reasoning_effort="low")] * 3 + [level(LONG, reasoning_effort="high")] * 4),
+    ("{{- raise_exception('x') if reasoning_effort is defined and reasoning_effort in ['zqz', 'xhigh'] else '' -}}{{- messages[0].content -}}"
+     "{{- '</think>' if reasoning_effort is defined and reasoning_effort in ['none', 'minimal'] else '' -}}",
+     [level(OFF, reasoning_effort="none")] * 2 + [level(LONG, reasoning_effort="high")] * 5),
     # Something else under each of its values than without it, and yet no switch.
     ("{{- 'set' if enable_thinking is defined else '' -}}{{- messages[0].content -}}", [level(SAME)] * 7),
     # One under both names, and one that can't be turned off but by an error.
@@ -130,6 +159,17 @@ def test_words_of_effort(template, expected):
     found.ask(kinds.VLLM, engine_with(template), "m")
     assert [(effect, kwargs) for effect, kwargs, _ in found.table.levels.values()] == expected
     assert found.table.can_turn_off == (expected[0][0] == OFF)
+
+
+def test_without_texts_the_tokens_tell():
+    found = [found_of(name, texts=False).table for name in EXPECTED]
+    assert [(table.name, table.late_system, table.bare_schemas, table.origin) for table in found] == [
+        expected[:4] for expected in EXPECTED.values()]
+    two_levels, = (template for template, _ in WORDED if template.startswith("Effort: {{ 'High'"))
+    found = Found()
+    found.ask(kinds.VLLM, engine_with(two_levels, texts=False), "m")
+    assert [level.kwargs.get("reasoning_effort") for level in found.table.levels.values()] == [None, None, *["high"] * 3, "max", "max"]
+    assert found.opens is None
 
 
 # ---- engines that can't be asked

@@ -28,7 +28,11 @@ STRICT = """
 """
 OPENED = "{{- '<|assistant|><think>' -}}"
 BY_SWITCH = "{{- '<|assistant|>' ~ ('</think>' if NAME is defined and not NAME else '<think>') -}}"
-# GLM 5.3: two words, and whatever else it is told means a third level.
+# GLM 5.3: two words, and whatever else it is told, or nothing, means a third level.
+HEADER = """
+{{- '<|system|>Reasoning Effort: ' ~ {'low': 'Low', 'high': 'High'}.get(reasoning_effort if reasoning_effort is defined else '', 'Max') -}}
+"""
+# The same without a word for that one, and without any where none is asked for.
 LEVELS = """
 {%- if reasoning_effort is defined -%}
   {{- '<|effort|>' ~ ({'low': 'Think little.', 'high': 'Think well.'}.get(reasoning_effort, 'Think of everything.')) -}}
@@ -38,7 +42,7 @@ ECHO = "{%- if reasoning_effort is defined -%}{{- '<|effort|>' ~ reasoning_effor
 
 TEMPLATES = {
     "glm": LEVELS + TURNS + BY_SWITCH.replace("NAME", "enable_thinking"),
-    "no-switch": LEVELS + TURNS + OPENED,
+    "no-switch": HEADER + TURNS + OPENED,
     "qwen": STRICT + BY_SWITCH.replace("NAME", "enable_thinking"),
     "glm-4.6": TURNS + BY_SWITCH.replace("NAME", "enable_thinking"),
     # It thinks only where it is told to.
