@@ -490,7 +490,7 @@ class Call:
         if self.answer:
             attempt(self.answer.close, whole)
             if error and error.status >= 500:
-                self.answer.pool.ailed = monotonic()
+                self.engine.note_fault()
         attempt(self.note_oddities)
         row = attempt(self.row, status, error, attempt(self.figures, status) or {})
         if self.ticket:

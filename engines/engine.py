@@ -99,6 +99,8 @@ class Engine:
         except Trouble as trouble:
             if self.is_heard and not trouble.sure:
                 trouble = Trouble("busy", trouble.reason)
+            elif self.is_ailing:  # two kinds of evidence are as good as two looks
+                trouble.sure = True
             self.health.is_troubled(trouble, time())
             self.check_patience(patience)
         else:
@@ -112,6 +114,16 @@ class Engine:
         """Whether requests show that it is well, better than any look could: something came to one
         of them since the last look, and none went wrong after that."""
         return self.pool.heard > max(self.looked, self.pool.failed, self.pool.ailed)
+
+    @property
+    def is_ailing(self):
+        """Whether a request went wrong, and nothing has come since."""
+        return max(self.pool.failed, self.pool.ailed) > self.pool.heard
+
+    def note_fault(self):
+        """A request ended with an error of the engine's own: is it still there?"""
+        self.pool.ailed = monotonic()
+        self.look_due.set()
 
     @property
     def fails(self):

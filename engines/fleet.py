@@ -154,9 +154,12 @@ class Fleet:
             engine.look_due.clear()
 
     def pause_after(self, engine):
-        """Seconds until the next look: few where the engine is gone, and may be back any moment."""
+        """Seconds until the next look: few where the engine is gone, and may be back any moment;
+        more where its figures tell as much meanwhile."""
         if engine.health.word in ("off", "loading"):
             return min(GONE_PAUSE, self.settings.poll)
+        if engine.pulse.owed and engine.pulse.figures:
+            return 2 * self.settings.poll
         return self.settings.poll
 
     def let_go(self, engine):

@@ -170,10 +170,10 @@ class Catalogue:
             return self.each_of(groups)
         first = self.engines[0]
         own = groups_of(first)
-        found = self.match(public, own)
+        others = [group for group in groups if group[0] is not first]
+        found = self.match(public, own or others)
         if own and not found:
             found = own[0]
-        others = [group for group in groups if group[0] is not first]
         named = together(found, by_id(others))
         taken = {id(group) for group in named}
         rest = [group for group in others if id(group) not in taken]
