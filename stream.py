@@ -277,6 +277,7 @@ class ChatStream:
         self.wants_usage = usage
         self.n = n
         self.orphan = False  # a choice's thinking may leak without its opening tag
+        self.latest = {}  # then: the last chunk, but for its usage
         self.single = n == 1  # of several choices only parsing tells whose text it is
         self.events = Events()
         self.choices = {}  # index -> ChoiceState
@@ -370,12 +371,21 @@ class ChatStream:
         self.orphan = True
 
     def end_hold(self):
-        """Hold what is held no longer than to the next chunk."""
-        for choice in self.choices.values():
-            choice.leak.hurry()
+        """The client's bytes for the content that is held back: none is by a silence or an error."""
+        choices = []
+        for index, state in self.choices.items():
+            if state.leak.unsure:
+                delta = {"content": state.leak.settle()}
+                self.note_texts(delta, state)
+                choices.append({**self.empty_choice(index), "delta": delta})
+        if not choices:
+            return b""
+        return self.write_chunk({**self.latest, "choices": choices}, b"", True)
 
     def alive(self, note="keep-alive"):
-        self.end_hold()
+        return self.end_hold() + self.sign_of_life(note)
+
+    def sign_of_life(self, note):
         index = self.open_choice()
         if self.head is None or index is None:
             return b": %b\n\n" % note.encode()
@@ -417,7 +427,7 @@ class ChatStream:
         return DONE
 
     def fail(self, error):
-        return data_event(error_body(error))
+        return self.end_hold() + data_event(error_body(error))
 
     @property
     def finished(self):
@@ -546,6 +556,8 @@ class ChatStream:
             changed = True
         if self.head is not None:
             changed = self.rename(chunk) or changed
+        if self.orphan:
+            self.latest = without(chunk, ("usage",))
         mended = []
         for choice in steps.paced(choices):
             mended.append(self.mend_choice(choice, chunk))
@@ -655,7 +667,8 @@ class ChatStream:
             changed = self.mend_calls(delta, state, chunk) or changed
             return changed if delta else None
         had_words = had_call or delta.get("content")
-        changed = self.mend_text(delta, state, finishes) or changed
+        gives_up = choice.get("finish_reason") in GIVEN_UP  # what is held comes before the error
+        changed = self.mend_text(delta, state, finishes and not gives_up) or changed
         if had_call:
             changed = self.mend_calls(delta, state, chunk) or changed
         says = any(delta.get(name) for name in ("content", "tool_calls", "refusal", *NAMES))

@@ -9,7 +9,7 @@ from support import engine as engine_side
 from support import responses
 from support.chat import PATH as CHAT
 from support.chat import deltas
-from support.engine import MODELS, Close, Engine, Head, Json, Pause, Wait, chat_chunks, completion
+from support.engine import MODELS, Close, Engine, Head, Json, Pause, Wait, chat_chunks, completion, died
 from support.gateway import started
 from support.messages import transcript
 from support.processes import wait_until
@@ -258,14 +258,21 @@ def test_an_answer_that_is_just_one_is_all_there(front, model, path, fields):
 
 @pytest.mark.parametrize("path, fields", [WAYS[0], WAYS[3], WAYS[5]])
 def test_what_is_held_comes_with_the_keep_alive_at_the_latest(front, model, path, fields):
-    """An answer that comes slowly is kept from the client no longer: then with the next word of it."""
+    """An answer that comes slowly is kept from the client no longer."""
     chunks, go_on = chat_chunks(["one", " two", " three"], usage=True), Event()
-    model.play(*chunks[:2], Pause(0.8), chunks[2], Wait(go_on), *chunks[3:])
+    model.play(*chunks[:2], Wait(go_on), *chunks[2:])
     answer = post(front, path, stream=True, **fields)
-    seen = until_said(answer, b"one two")
-    assert b"three" not in seen
+    assert b"two" not in until_said(answer, b"one")
     go_on.set()
     assert b"three" in answer.read_all()
+
+
+@pytest.mark.parametrize("path, fields", [WAYS[0], WAYS[3]])
+@pytest.mark.parametrize("end", [[], [Close()], [died()], chat_chunks(" two", finish="abort", usage=True)[1:]])
+def test_what_is_held_comes_before_an_error(front, model, path, fields, end):
+    model.play(*chat_chunks("one", usage=True)[:2], *end)
+    text = post(front, path, stream=True, **fields).read_all()
+    assert b"one" in text and (b"event: error" in text or b'"error":{' in text)
 
 
 def until_said(answer, words):
