@@ -667,8 +667,9 @@ class ChatStream:
             changed = self.mend_calls(delta, state, chunk) or changed
             return changed if delta else None
         had_words = had_call or delta.get("content")
-        gives_up = choice.get("finish_reason") in GIVEN_UP  # what is held comes before the error
-        changed = self.mend_text(delta, state, finishes and not gives_up) or changed
+        # Of an answer that is given up, what is held comes before the error.
+        ends = finishes and choice["finish_reason"] not in GIVEN_UP
+        changed = self.mend_text(delta, state, ends) or changed
         if had_call:
             changed = self.mend_calls(delta, state, chunk) or changed
         says = any(delta.get(name) for name in ("content", "tool_calls", "refusal", *NAMES))

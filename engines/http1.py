@@ -329,7 +329,8 @@ def why_off(error):
 class Pool:
     """The connections to an engine, as many as are needed at once.
 
-    heard   the monotonic moment at which something of an answer came on one of them
+    heard   the monotonic moment at which something of an answer came on one of them: what a server
+            says of prompts and templates shows nothing of its core, nor does its silence
     failed  the same of the last request that found no connection, or to which nothing came
     ailed   the same of the last request that ended with an error of the engine's
     """
@@ -577,7 +578,8 @@ class Answer:
             else:
                 data = self.receive(until - monotonic())
                 if not data and not self.retry_if_stale():
-                    self.pool.failed = monotonic()
+                    if not self.harmless:
+                        self.pool.failed = monotonic()
                     raise self.no_answer()
                 self.buffer += data
                 self.head_bytes += len(data)
@@ -632,7 +634,7 @@ class Answer:
                         return b""
                 body = self.framing.feed(data)
                 if body:
-                    if self.status == 200:
+                    if self.status == 200 and not self.harmless:
                         self.pool.heard = monotonic()
                     return body
                 pause()  # framing alone may come faster than it is read

@@ -133,8 +133,9 @@ def name_of_rest(strange, rest, known, made):
             return named[-1]
     if "high" in rest and ("max" in known or "medium" in known):
         return "high"
-    # GLM takes what it does not know for max.
-    if "high" in known and "max" in rest and ("low" in known or not isinstance(strange, str)):
+    # GLM takes what it does not know for max; it may have no word for low, but none for medium.
+    alike = "low" in known or not isinstance(strange, str) and "medium" not in known
+    if "high" in known and "max" in rest and alike:
         return "max"
     return USUAL
 

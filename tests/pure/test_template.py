@@ -161,6 +161,14 @@ def test_words_of_effort(template, expected):
     assert found.table.can_turn_off == (expected[0][0] == OFF)
 
 
+def test_without_texts_what_other_words_mean_is_not_guessed():
+    """Under a template that takes them for the least there is, the longest thinking is what it has a word for."""
+    least = "{{- {'medium': 2, 'high': 3}.get(reasoning_effort if reasoning_effort is defined else '', 1) -}}{{- messages[0].content -}}"
+    found = Found()
+    found.ask(kinds.VLLM, engine_with(least, texts=False), "m")
+    assert found.table.levels["max"].kwargs == {"reasoning_effort": "high"} and found.table.levels["low"].kwargs == {}
+
+
 def test_without_texts_the_tokens_tell():
     found = [found_of(name, texts=False).table for name in EXPECTED]
     assert [(table.name, table.late_system, table.bare_schemas, table.origin) for table in found] == [

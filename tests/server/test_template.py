@@ -9,7 +9,18 @@ from support import engine as engine_side
 from support import responses
 from support.chat import PATH as CHAT
 from support.chat import deltas
-from support.engine import MODELS, Close, Engine, Head, Json, Pause, Wait, chat_chunks, completion, died
+from support.engine import (
+    MODELS,
+    Close,
+    Engine,
+    Head,
+    Json,
+    Pause,
+    Wait,
+    chat_chunks,
+    completion,
+    died,
+)
 from support.gateway import started
 from support.messages import transcript
 from support.processes import wait_until
@@ -147,6 +158,18 @@ def test_a_question_in_vain_is_asked_again(gateway, engine):
     assert told(front)["table"] == "glm"
     engine.on("/tokenize", None)
     wait_until(lambda: told(front)["table"] == "no-switch", 5)
+
+
+def test_a_question_in_vain_says_nothing_of_the_engine(gateway, engine):
+    """A proxy before it that cuts what it does not know: its looks may go wrong as those of any other."""
+    engine.on("/tokenize", [Close()])
+    front = gateway(poll=0.05)
+    asked = len(engine.learned)
+    wait_until(lambda: len(engine.learned) > asked, 5)
+    engine.on("/v1/models", [Close()])
+    before = len(engine.probes)
+    wait_until(lambda: len(engine.probes) > before + 6, 5)
+    assert post(front, CHAT).status == 200 and "is off" not in front.log
 
 
 def test_a_model_that_is_not_loaded_is_not_loaded_by_a_question(gateway, engine):
