@@ -371,7 +371,7 @@ class ChatStream:
         self.orphan = True
 
     def end_hold(self):
-        """The client's bytes for the content that is held back: none is by a silence or an error."""
+        """The client's bytes for the content that is held: none is in a silence, or at an error."""
         choices = []
         for index, state in self.choices.items():
             if state.leak.unsure:
