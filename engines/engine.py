@@ -227,13 +227,16 @@ class Engine:
         """Ask about each model once it is loaded, beside the looks if that takes its time."""
         fresh = not self.serves
         found = {}
+        by_name = {}
         due = []
         for _, entries in groups_of(self):
             weights = self.kind.weights_of(entries[0])
+            base = by_name.get(self.kind.base_of(entries[0]))
             if self.kind.is_loaded(entries[0]):
-                one = found[weights] = self.found.get(weights) or Found()
+                one = found[weights] = base or self.found.get(weights) or Found()
+                by_name |= dict.fromkeys(ids_of(entries), one)
                 one.due = 0 if fresh else one.due
-                if one.is_due():
+                if not base and one.is_due():
                     due.append((one, entries[0]["id"]))
         self.found = found
         if due and self.purpose == "chat" and not self.asking:

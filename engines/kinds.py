@@ -148,6 +148,12 @@ class Kind:
         root = entry.get("root")
         return root if root and isinstance(root, str) else entry["id"]
 
+    def base_of(self, entry):
+        """The name of the model of which an entry is an adapter, or None: its template is that
+        model's. vLLM lists as many as it was given."""
+        base = entry.get("parent")
+        return base if isinstance(base, str) else None
+
     def short_names(self, engine_id):
         """Further names for a model whose id is a path: llama.cpp's is the file that it serves."""
         file = posixpath.basename(engine_id)

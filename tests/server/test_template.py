@@ -121,6 +121,17 @@ def test_it_is_asked_once_for_each_load(gateway, engine):
     assert len(engine.learned) == 3 * asked
 
 
+def test_adapters_have_the_template_of_their_model(gateway, engine):
+    engine.template = TEMPLATES["no-switch"]
+    engine.models = [{"id": "base", "max_model_len": 5000, "root": "/base"},
+                     *({"id": f"adapter{n}", "root": f"/{n}", "parent": "base", "max_model_len": 5000} for n in range(50))]
+    front = gateway(poll=0.05)
+    assert len(engine.learned) < 40
+    for fields in ({"model": "base"}, {"model": "adapter49"}):
+        assert post(front, CHAT, reasoning_effort="none", **fields).status == 200
+        assert engine.requests[-1].json()["chat_template_kwargs"] == LEAST
+
+
 def test_what_the_settings_say_wins(gateway, engine):
     engine.template = TEMPLATES["no-switch"]
     front = gateway(config=f'[models."{OWN}"]\neffort = "qwen"\n')

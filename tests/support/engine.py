@@ -440,7 +440,7 @@ def _vllm_model(model, now):
                   "allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False, "organization": "*",
                   "group": None, "is_blocking": False}
     return {"id": model["id"], "object": "model", "created": now, "owned_by": "vllm",
-            "root": model.get("root", model["id"]), "parent": None, "max_model_len": model.get("max_model_len"),
+            "root": model.get("root", model["id"]), "parent": model.get("parent"), "max_model_len": model.get("max_model_len"),
             "permission": [permission]}
 
 
