@@ -10,6 +10,7 @@ Source: the chat templates of GLM, Qwen, DeepSeek and gpt-oss.
 
 import re
 
+import steps
 from reasoning import (
     ASKED,
     ECHOED,
@@ -142,6 +143,7 @@ def name_of_rest(strange, rest, known, made):
 
 def says(prompt, word):
     """How often a prompt (a text) has that word."""
+    steps.pause()
     return len(re.findall(rf"(?<![A-Za-z]){word}(?![A-Za-z])", prompt, re.IGNORECASE))
 
 
@@ -253,6 +255,12 @@ def tool_with(field, definition):
 
 def common(one, other):
     """How long the beginning is that two prompts have in common."""
-    pairs = zip(one, other, strict=False)
-    length = min(len(one), len(other))
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), length)
+    length = 0
+    most = min(len(one), len(other))
+    while length < most:
+        middle = (length + most + 1) // 2
+        if one[length:middle] == other[length:middle]:
+            length = middle
+        else:
+            most = middle - 1
+    return length
