@@ -30,6 +30,11 @@ from reasoning import (
 )
 
 ASKED_IN = [{"role": "user", "content": "What is 2+2?"}]
+ANOTHER = [
+    {"role": "user", "content": "Are you there?"},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "Good."},
+]
 STRANGE = "zqz"  # a word of effort that no template knows
 USUAL = ""  # no word at all, which counts as a medium effort
 RANKS = {USUAL: WORDS.index("medium"), **{word: at for at, word in enumerate(WORDS)}}
@@ -44,7 +49,7 @@ ECHOED_ALONE = ("low", "medium", "high")
 
 
 class Unclear(Exception):
-    """The prompts tell nothing: there are none, or the same question has two."""
+    """The prompts tell nothing: there are none, all are the same, or one question has two."""
 
 
 def table_of(prompt, as_field=False):
@@ -58,7 +63,7 @@ def table_of(prompt, as_field=False):
         return prompt(messages=ASKED_IN, chat_template_kwargs=kwargs)
 
     plain = made_with()
-    if not plain:
+    if not plain or prompt(messages=ANOTHER) == plain:
         raise Unclear
     switches = tuple(name for name in SWITCHES if is_switch(made_with, name))
     on = dict.fromkeys(switches[:1], True)

@@ -205,6 +205,12 @@ def test_prompts_that_never_repeat_say_nothing():
         table_of(lambda **_: str(next(times)))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_that_says_the_same_of_all_chats_says_nothing(kind):
+    answer = 200, b'{"count":3,"tokens":[1,2,3],"prompt":"1 2 3"}'
+    assert found_of("glm", kind, **{"tokenize": answer, "apply-template": answer}).table is None
+
+
 def test_it_is_asked_again_later_and_what_was_known_stays():
     found = found_of("qwen")
     found.due = 0
