@@ -30,11 +30,7 @@ from reasoning import (
 )
 
 ASKED_IN = [{"role": "user", "content": "What is 2+2?"}]
-ANOTHER = [
-    {"role": "user", "content": "Are you there?"},
-    {"role": "assistant", "content": "Yes."},
-    {"role": "user", "content": "Good."},
-]
+ANOTHER = [{"role": "user", "content": "What is 3+3?"}]  # as long: some count and tell no more
 STRANGE = "zqz"  # a word of effort that no template knows
 USUAL = ""  # no word at all, which counts as a medium effort
 RANKS = {USUAL: WORDS.index("medium"), **{word: at for at, word in enumerate(WORDS)}}

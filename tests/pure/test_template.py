@@ -207,8 +207,13 @@ def test_prompts_that_never_repeat_say_nothing():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_engine_that_says_the_same_of_all_chats_says_nothing(kind):
+    """Or of all that are equally long."""
     answer = 200, b'{"count":3,"tokens":[1,2,3],"prompt":"1 2 3"}'
     assert found_of("glm", kind, **{"tokenize": answer, "apply-template": answer}).table is None
+    found = Found()
+    found.ask(KINDS[kind], lambda path, question: (200, orjson.dumps({"tokens": [*range(len(orjson.dumps(question["messages"])))],
+                                                                      "prompt": "x" * len(orjson.dumps(question["messages"]))})), "m")
+    assert (found.table, found.due) == (None, PAUSE)
 
 
 def test_it_is_asked_again_later_and_what_was_known_stays():
