@@ -162,7 +162,7 @@ def table_for(switches, words, as_field):
     about = "a template without a switch"
     if switches:
         about = f"a template with the switch {switches[0]}"
-    if efforts := sorted(set(words.values()) - {USUAL}, key=RANKS.get):
+    if efforts := sorted(set(words.values()) - {USUAL}, key=rank):
         about += f", with the efforts {', '.join(efforts)}"
     return Table("found", about, levels, on, (*switches, "reasoning_effort"), switches)
 
@@ -187,7 +187,7 @@ def chosen_for(word, words):
     where no thinking is wanted, the least."""
     if word in words:
         return words[word]
-    efforts = sorted(set(words.values()) - {"none"}, key=RANKS.get)
+    efforts = sorted(set(words.values()) - {"none"}, key=rank)
     if LEVEL_OF[word] == "off" and "none" in words.values():
         return "none"
     if not efforts:
@@ -195,6 +195,11 @@ def chosen_for(word, words):
     if LEVEL_OF[word] == "off":
         return efforts[0]
     return min(efforts, key=lambda one: distance(word, one))
+
+
+def rank(word):
+    """Where a word stands among others: no word before the medium one."""
+    return RANKS[word], word
 
 
 def distance(word, other):
