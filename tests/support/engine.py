@@ -539,7 +539,7 @@ def _llama_answer(ask):
 
 
 PROBES = {"/tokenize", "/apply-template"}       # POSTs that ask about the engine
-OWN = (b"What is 2+2?", b"the average of all values", b"cache_config_info", b"/props")     # in what it is asked about a model
+OWN = (b"What is 2+2?", b"What is 3+3?", b"the average of all values", b"cache_config_info", b"/props")     # in what it is asked about a model
 
 
 def probe_answer(engine, request):
