@@ -329,9 +329,9 @@ def why_off(error):
 class Pool:
     """The connections to an engine, as many as are needed at once.
 
-    heard   the monotonic moment at which something of an answer came on one of them: what a server
-            says of prompts and templates shows nothing of its core, nor does its silence
-    failed  the same of the last request that found no connection, or to which nothing came
+    heard   the monotonic moment at which something of an answer came on one of them
+    failed  the same of the last request that found no connection, or to which nothing came: not of
+            questions, since some engines or proxies cut what they do not know
     ailed   the same of the last request that ended with an error of the engine's
     """
 
@@ -634,7 +634,7 @@ class Answer:
                         return b""
                 body = self.framing.feed(data)
                 if body:
-                    if self.status == 200 and not self.harmless:
+                    if self.status == 200:
                         self.pool.heard = monotonic()
                     return body
                 pause()  # framing alone may come faster than it is read
