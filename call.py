@@ -755,7 +755,7 @@ def first_events(call, since):
         give_way()  # bytes that say nothing may come faster than they are read
     if monotonic() >= call.deadline(since):
         raise unanswered(settings)
-    return None
+    return stream.end_hold() or None
 
 
 def unstreamed(call, data, since):

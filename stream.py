@@ -6,6 +6,7 @@ A stream is fed whatever the engine's socket gave, and returns what the client's
     feed(bytes) -> bytes      whole events only; never the last one
     alive(note) -> bytes      a sign of life for a silent moment: a comment with the note, or what
                               `alive_in_chunks` or the API has instead
+    end_hold() -> bytes       the content that is held back, which a silence ends as well
     end() -> bytes            the last event; raises Refusal where the answer is not whole
     fail(error) -> bytes      the last event of a stream that went wrong
     .tokens, .thoughts        how many events carried a token, and how many of these a thought; the

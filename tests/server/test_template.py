@@ -13,6 +13,7 @@ from support.engine import (
     MODELS,
     Close,
     Engine,
+    Hang,
     Head,
     Json,
     Pause,
@@ -307,6 +308,18 @@ def test_what_is_held_comes_before_an_error(front, model, path, fields, end):
     model.play(*chat_chunks("one", usage=True)[:2], *end)
     text = post(front, path, stream=True, **fields).read_all()
     assert b"one" in text and (b"event: error" in text or b'"error":{' in text)
+
+
+@pytest.mark.parametrize("path, fields", [WAYS[0], WAYS[3], WAYS[5]])
+def test_a_stall_after_what_was_held_is_one(gateway, engine, path, fields):
+    """And no answer that has not begun."""
+    engine.template = TEMPLATES["no-switch"]
+    front = gateway(keepalive=0.3, stall_timeout=1)
+    engine.play(*chat_chunks("one two", usage=True)[:2], Hang())
+    text = post(front, path, stream=True, **fields).read_all()
+    assert b"one" in text and b"no token for 1 seconds" in text
+    wait_until(lambda: rows(front.db), 5)
+    assert rows(front.db)[-1]["error"] == "upstream_timeout" and rows(front.db)[-1]["first_ms"] is not None
 
 
 def until_said(answer, words):
