@@ -231,7 +231,9 @@ class Catalogue:
         model.others = [name for name in others if name and name != public]
         model.purpose = engine.purpose
         told = [engine.found.get(where(engine, entries).weights) for engine, entries in groups]
-        model.found = next(filter(None, told), model.found)
+        told = [found for found in told if found]
+        known = [found for found in told if found.table]
+        model.found = next(iter(known or told), model.found)
         model.asked = model.found.table
         # It may run at any of them.
         model.context = min(filter(None, contexts), default=model.found.context)

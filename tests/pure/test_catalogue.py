@@ -1,8 +1,10 @@
 """From what several engines list to Models: who has a model together with others."""
 from types import SimpleNamespace
 
+from engines.found import Found
 from engines.kinds import LLAMA_CPP, VLLM
 from engines.models import Catalogue, Where
+from reasoning import TABLES
 from settings import ModelEntry
 
 
@@ -36,6 +38,16 @@ def test_others_of_that_id_stand_in_for_each_other():
     assert known(engine("a", "x"), engine("b", "x", kind=LLAMA_CPP), engine("c", "x")) == {"x*": ["a", "c"]}
     assert known(engine("a", "x", serves=False), engine("b", "x", kind=LLAMA_CPP)) == {"x*": ["b"]}
     assert known(engine("a", "x"), engine("b", "x", purpose="embedding")) == {"x*": ["a"]}
+
+
+def test_what_one_engine_has_told_is_known_of_their_model():
+    """Where the first one could not be asked yet."""
+    first, second = engine("a", "x"), engine("b", "x")
+    first.found, second.found = {"x": Found(context=9)}, {"x": Found(table=TABLES["qwen"])}
+    for engines, expected in (((first, second), second), ((first,), first), ((engine("c", "x"), first), first)):
+        settings = SimpleNamespace(model=None, models=[], reasoning_field="both")
+        model, = Catalogue(settings, engines).models()
+        assert model.found is expected.found["x"] and model.table.name == ("qwen" if expected is second else "glm")
 
 
 def test_one_name_for_all_of_them():
