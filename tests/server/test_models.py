@@ -1,10 +1,13 @@
 """Models: what is listed, and how a client's name finds one, on the real server."""
 import errno
 import os
+import sqlite3
 import ssl
 import subprocess
 import sys
 import time
+from contextlib import closing
+from itertools import count
 from threading import Event
 
 import pytest
@@ -397,6 +400,22 @@ def test_what_the_start_says_and_the_log_repeats(engine, tmp_path, stock):
         assert f"engine      {engine.url} is misconfigured: it wants another key (401)" in front.log
         engine.key = None
         wait_until(lambda: f"engine {engine.url} is up" in front.log, 10)
+
+
+def test_the_log_is_not_flooded(gateway, engine):
+    """Another reason at each look is no change of the state; the owner's command knows the state however long the database was
+    locked in the moment of the change."""
+    front, looks = gateway(poll=0.05), count()
+    wait_until(lambda: f"engine {engine.url} is up" in front.log, 5)
+    with closing(sqlite3.connect(front.db, isolation_level=None)) as owner:
+        owner.execute("BEGIN IMMEDIATE")
+        engine.on(HEALTH, lambda request: [Json({}, 500 + next(looks) % 5)])
+        wait_until(lambda: state_in(front, engine.url) == "off", 5)
+        seen = len(engine.probes)
+        engine.wait_until(lambda: len(engine.probes) > seen + 20, 10)
+        owner.execute("COMMIT")
+    wait_until(lambda: "off, for" in engines_of(front), 5)
+    assert front.log.count(f"engine {engine.url} is off") == 1 and front.log.count("cannot be kept") == 1
 
 
 def state_in(front, url):
