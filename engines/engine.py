@@ -190,7 +190,7 @@ class Engine:
         if self.health.word != "busy":
             self.answered = self.looked
         lasts = self.looked - self.answered
-        idle = self.pulse.figures and not self.pulse.owed
+        idle = self.pulse.figures and not self.pulse.owing()
         if idle and lasts >= patience and not self.figures():
             self.health.note("stuck", f"it has answered nothing for {lasts:.0f} s", time())
 

@@ -15,6 +15,7 @@ from support.client import Truncated
 from support.engine import (
     KEEP_ALIVE,
     Dribble,
+    Early,
     Engine,
     Hang,
     Head,
@@ -247,10 +248,14 @@ def test_one_that_owes_nothing_and_is_slow_is_busy(stock, tmp_path):
         (tmp_path / "new").write_text("100000")
         (tmp_path / "new").replace(clock)
         asked = len(engine.probes)
-        engine.wait_until(lambda: sum(FIGURES in probe.path for probe in engine.probes[asked:]) > 3, WITHIN)
+        engine.wait_until(lambda: sum(FIGURES in probe.path for probe in engine.probes[asked:]) > 1, WITHIN)
         assert state(front) == "busy" and front.client().post(CHAT, BODIES[CHAT]).status == 200
+        engine.play(Early(), Hang())                # it takes no more of this one
+        large = begin(front, messages=[{"role": "user", "content": "long " * 2_000_000}])
+        engine.wait_for(2)
         engine.on(FIGURES, [Hang()])
         wait_stuck(front)
+        assert large.answer().json()["error"]["code"] == "engine_stuck"
 
 
 def canaries(engine):
