@@ -9,11 +9,13 @@ import time
 from contextlib import closing
 from itertools import count
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 
 from engines import engine as engines_side
 from engines import http1
+from engines.fleet import Fleet
 from engines.models import ids_of
 from errors import Refusal
 from support import ROOT
@@ -299,6 +301,54 @@ def test_requests_that_are_answered_are_better_evidence(engine, looked_at, name)
     looked_at.look()
     looked_at.look()
     assert looked_at.serves == (WORDS.get(name, ("off",))[0] == "busy")
+
+
+def test_one_look_is_enough_after_a_request_that_went_wrong(engine, looked_at):
+    """Together they are two kinds of evidence; what comes after it makes up for it."""
+    for answered, serves in ((False, False), (True, True)):
+        looked_at.note_fault()
+        assert looked_at.look_due.is_set()
+        looked_at.look()
+        assert looked_at.health.word == "up"        # it was the request's own fault
+        looked_at.note_fault()
+        if answered:
+            looked_at.post("/tokenize", [b'{"prompt": "a"}'])
+        engine.on(HEALTH, [Json({}, 500)])
+        looked_at.look()
+        assert looked_at.serves is serves
+        del engine.routes[HEALTH]
+        looked_at.look()
+
+
+def test_the_pause_between_looks(engine, looked_at):
+    """Longer where figures tell as much meanwhile, shorter where it is gone."""
+    fleet = SimpleNamespace(settings=SimpleNamespace(poll=5))
+    found = [Fleet.pause_after(fleet, looked_at)]
+    looked_at.pulse.owe(SimpleNamespace(owed_since=None), 0.0)
+    found.append(Fleet.pause_after(fleet, looked_at))
+    looked_at.pulse.measure(looked_at.figures(), 1.0, 5)
+    found.append(Fleet.pause_after(fleet, looked_at))
+    engine.stop()
+    looked_at.look()
+    assert [*found, Fleet.pause_after(fleet, looked_at)] == [5, 5, 10, 0.5]
+
+
+def test_a_full_engine_is_no_fault(gateway, engine):
+    """A look follows at once what may be an engine's end, and not what says that it has much to do."""
+    front = gateway(poll=30)
+
+    def looks():
+        return sum(probe.path == LISTED for probe in engine.probes)
+
+    for status in (503, 429, 400, 500):
+        engine.always([Json({"error": {"message": "the queue is full"}}, status)])
+        seen = looks()
+        assert ask(front).status == status
+        if status == 500:
+            engine.wait_until(lambda: looks() > seen, 5)
+        else:
+            time.sleep(0.2)                         # twice what such a look would wait for
+            assert looks() == seen
 
 
 def test_one_that_closes_looks_and_requests_is_off(engine, looked_at):
@@ -849,7 +899,7 @@ def test_the_same_model_on_two_engines(gateway, both):
     first, second = both
     second.models, second.embeds = first.models, False
     front = gateway(upstream(both), wait="alive")
-    until(front, [OWN])
+    wait_until(lambda: front.log.count(" is up") == 2, 10)
     assert reaches(first, ask(front), OWN)
     first.stop()
     end = time.monotonic() + 5
