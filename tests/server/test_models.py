@@ -320,11 +320,15 @@ def test_one_look_is_enough_after_a_request_that_went_wrong(engine, looked_at):
         looked_at.look()
 
 
+class Waits:
+    owed_since = 0.0                                # a request that its engine has
+
+
 def test_the_pause_between_looks(engine, looked_at):
     """Longer where figures tell as much meanwhile, shorter where it is gone."""
     fleet = SimpleNamespace(settings=SimpleNamespace(poll=5))
     found = [Fleet.pause_after(fleet, looked_at)]
-    looked_at.pulse.owe(SimpleNamespace(owed_since=None), 0.0)
+    looked_at.pulse.owe(Waits(), 0.0)
     found.append(Fleet.pause_after(fleet, looked_at))
     looked_at.pulse.measure(looked_at.figures(), 1.0, 5)
     found.append(Fleet.pause_after(fleet, looked_at))
@@ -340,15 +344,17 @@ def test_a_full_engine_is_no_fault(gateway, engine):
     def looks():
         return sum(probe.path == LISTED for probe in engine.probes)
 
-    for status in (503, 429, 400, 500):
+    def refused(status):
         engine.always([Json({"error": {"message": "the queue is full"}}, status)])
-        seen = looks()
         assert ask(front).status == status
-        if status == 500:
-            engine.wait_until(lambda: looks() > seen, 5)
-        else:
-            time.sleep(0.2)                         # twice what such a look would wait for
-            assert looks() == seen
+
+    seen = looks()
+    for status in (503, 429, 400):
+        refused(status)
+        time.sleep(0.2)                             # twice what such a look would wait for
+    assert looks() == seen
+    refused(500)
+    engine.wait_until(lambda: looks() > seen, 5)
 
 
 def test_one_that_closes_looks_and_requests_is_off(engine, looked_at):
