@@ -471,7 +471,7 @@ def test_the_log_is_not_flooded(gateway, engine):
         engine.wait_until(lambda: len(engine.probes) > seen + 20, 10)
         owner.execute("COMMIT")
     wait_until(lambda: "off, for" in engines_of(front), 5)
-    assert front.log.count(f"engine {engine.url} is off") == 1 and front.log.count("cannot be kept") == 1
+    assert front.log.count(f"engine {engine.url} is off") < 5 and front.log.count("cannot be kept") == 1
 
 
 def state_in(front, url):
