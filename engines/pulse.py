@@ -8,6 +8,7 @@ Times are passed in: seconds of a clock that nobody sets.
 """
 
 LEAST = 0.02  # seconds between two looks
+FIRST = 0.5  # seconds, at most, until the first one
 WANTED = 2  # looks for which somebody's wish to know lasts
 
 
@@ -83,13 +84,13 @@ class Pulse:
         self.heard = now
 
     def is_due(self, now, quiet):
-        """Whether its figures should be asked for: it owes an answer, and has been quiet for so
-        long, or was never asked, or somebody wants to know."""
+        """Whether its figures should be asked for: it was never asked, while it could still say, or
+        it owes an answer, and has been quiet for so long, or somebody wants to know."""
         if self.owing():
             self.resume(now)
         else:
             self.rest(now)
-            return False
+            return not self.asked
         return not self.asked or now - self.heard >= quiet or now - self.wanted <= WANTED * quiet
 
     def measure(self, figures, now, quiet):
@@ -134,6 +135,6 @@ class Pulse:
         """Seconds until there may be something to see: until it has been quiet for so long, or
         would be stuck."""
         if self.resting is not None:
-            return quiet
+            return quiet if self.asked else min(quiet, FIRST)
         ahead = [now + quiet, self.heard + quiet, self.heard + patience, self.changed + patience]
         return max(min(moment for moment in ahead if moment > now) - now, LEAST)
