@@ -364,7 +364,9 @@ TURNS = {
     "another key's turn is its turn": ({"places": two(1, 1), "homes": {"b1": "A", "a3": "B"}},
                                        "+a1 +a2 +b1 +a3 -a2 -b1", "a1@A a2@B - - b1@B a3@B"),
     "not begun: once more elsewhere": ({"places": two()}, "+a1 ~a1 -a1", "a1@A a1@B -"),
-    "not begun: first in the queue": ({"places": two(1, 1)}, "+a1 +b1 +a2 +c1 ~a1 -b1 -a2", "a1@A b1@B - - a2@A a1@B c1@A"),
+    "not begun: first in the queue": ({"places": two(1, 1)}, "+a1 +b1 +a2 +c1 ~a1 -b1 -c1", "a1@A b1@B - - c1@A a1@B a2@A"),
+    "not begun: no turns for others of its key meanwhile": ({"places": two(1, 1)}, "+a1 +c1 +a2 +a3 +b1 +b2 ~a1 -b1 -a2 -b2 -c1",
+                                                            "a1@A c1@B - - - - b1@A a2@A b2@A a3@A a1@B"),
     "not begun: nor with the same one": ({"places": two(1, 1)}, "+a1 +b1 ~a1 +a2 -a2 -b1", "a1@A b1@B - a2@A - a1@B"),
 }
 
@@ -413,6 +415,16 @@ def test_lanes_share_a_place_fairly():
     again, granted = gate.enter("a", "m", NONE, NOON)
     other, more = gate.enter("b", "n", NONE, NOON)
     assert granted == more == [] and gate.leave(first, 0, True, NOON) == [other] and gate.leave(other, 0, True, NOON) == [again]
+
+
+def test_a_keys_requests_for_several_models_of_an_engine_come_in_their_order():
+    """An engine may list one model under two names, and each of them has a queue."""
+    gate, order = Gate(9), []
+    gate.arrange({"m": ("A",), "n": ("A",)}, {"A": Seats(1)})
+    tickets = [gate.enter("a", lane, NONE, NOON + n)[0] for n, lane in enumerate("mmnnm")]
+    for n in range(5):
+        order += gate.leave(tickets[n], 0, True, NOON)
+    assert order == tickets[1:]
 
 
 def test_nobody_waits_for_what_is_not_there():
