@@ -63,6 +63,18 @@ def test_names_of_one_model_share_its_places():
         ("chat first", [Where("a", "/models/glm"), Where("b", "/models/glm")]), ("chat second", [Where("a", "/models/glm")])]
 
 
+def test_engines_that_share_one_of_a_models_names_have_it_together():
+    """Whichever of its names the settings say; and its other names are no further models."""
+    first, second = [{"id": name, "root": "/models/glm"} for name in ("first", "second")]
+    for one in [second], [second, first]:
+        both = engine("a", first, second), engine("b", *one)
+        for said in {"model": "SECOND"}, {"model": "glm"}, {"tables": [ModelEntry("second")]}, {"tables": [ModelEntry("mine")]}:
+            name = said["model"] if "model" in said else said["tables"][0].id
+            assert known(*both, **said) == {f"{name}*": ["a", "b"]}, said
+            tables = [ModelEntry("mine", engine="second"), ModelEntry("other")]
+            assert known(*both, tables=tables) == {"mine*": ["a", "b"], "other": []}
+
+
 def test_many_models_are_no_work():
     """Two engines with 1,000 adapters each: not each with each."""
     names = [f"adapter-{n}" for n in range(1000)]
