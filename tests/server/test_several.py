@@ -241,6 +241,8 @@ class Die:
 NOT_BEGUN = {
     "full or loading": lambda engine: engine.play(busy(engine.like)),
     "too many": lambda engine: engine.play(refusal(429, "Too many requests", "TooManyRequests")),
+    "another key": lambda engine: engine.play(Json({"error": "Unauthorized"}, 401)),
+    "another model": lambda engine: engine.play(refusal(404, "The model `it` does not exist.", "NotFoundError")),
     "refused": lambda engine: engine.stop(),
     "stale": lambda engine: engine.play(Die()),     # it dies in the moment in which a connection is used again
 }
