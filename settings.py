@@ -126,7 +126,8 @@ def read_url(value):
         good = False
     if not good or parts.query or parts.fragment or parts.username or re.search(r"[\s\x00-\x1f\x7f]", text):
         raise ValueError("must be an address such as http://127.0.0.1:8000")
-    host = parts.netloc.lower().removesuffix(f":{USUAL_PORTS[parts.scheme]}").removesuffix(":")
+    usual = f":{USUAL_PORTS[parts.scheme]}"
+    host = parts.netloc.lower().removesuffix(usual).removesuffix(":")
     return f"{parts.scheme}://{host}" + re.sub(r"/+(v1/*)?$", "", parts.path)
 
 
