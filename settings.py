@@ -124,7 +124,8 @@ def read_url(value):
         (parts.hostname or "").encode("idna")  # as a look-up of the name would do
     except ValueError:
         good = False
-    if not good or parts.query or parts.fragment or parts.username or re.search(r"[\s\x00-\x1f\x7f]", text):
+    more = good and (parts.query or parts.fragment or parts.username)
+    if not good or more or re.search(r"[\s\x00-\x1f\x7f]", text):
         raise ValueError("must be an address such as http://127.0.0.1:8000")
     usual = f":{USUAL_PORTS[parts.scheme]}"
     host = parts.netloc.lower().removesuffix(usual).removesuffix(":")
