@@ -231,15 +231,21 @@ class Catalogue:
         model.engine_id = first["id"]
         model.others = [name for name in others if name and name != public]
         model.purpose = engine.purpose
+        # It may run at any of them: so the least counts of what they can.
         told = [engine.found.get(where(engine, entries).weights) for engine, entries in groups]
-        model.found = next(filter(None, told), model.found)
+        model.found = min(filter(None, told), key=can_turn_off, default=model.found)
         model.asked = model.found.table
-        # It may run at any of them.
         model.context = min(filter(None, contexts), default=model.found.context)
         model.loaded = any(engine.serves for engine, _ in groups)
         model.places = {where(*group): group[0] for group in groups}
         model.engine_kind = engine.kind
         return model
+
+
+def can_turn_off(found):
+    """Whether thinking can be turned off, of what an engine has told of a model; True where it has
+    not told of that."""
+    return found.table is None or found.table.can_turn_off
 
 
 def where(engine, entries):

@@ -1,8 +1,10 @@
 """From what several engines list to Models: who has a model together with others."""
 from types import SimpleNamespace
 
+from engines.found import Found
 from engines.kinds import LLAMA_CPP, VLLM
 from engines.models import Catalogue, Where
+from reasoning import TABLES
 from settings import ModelEntry
 
 
@@ -90,6 +92,17 @@ def test_many_models_are_no_work():
         found = known(*engines, tables=tables)
         assert set(map(tuple, found.values())) == {("a", "b")}
     assert len(reads) < 100 * len(names)
+
+
+def test_a_template_that_one_of_its_engines_cannot_turn_off_counts():
+    """As while a new version is rolled out under the old name: a switch that it does not have would put its thoughts into answers."""
+    glm, fixed = Found(table=TABLES["glm"]), Found(table=TABLES["no-switch"])
+    for found in ([glm, fixed], [fixed, glm], [None, fixed], [Found(), fixed]):
+        engines = [engine(url, "x") for url in "ab"]
+        for one, told in zip(engines, found, strict=True):
+            one.found = {"x": told} if told else {}
+        model, = Catalogue(SimpleNamespace(model=None, models=[], reasoning_field="both"), engines).models()
+        assert model.found is fixed and model.may_leak
 
 
 def test_a_model_has_the_least_context_and_all_slots_of_its_engines():
