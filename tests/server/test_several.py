@@ -338,6 +338,24 @@ def test_one_more_try_is_the_last(front, pair):
         idle(front)
 
 
+def test_the_count_of_a_prompt_holds_for_the_other_engine(shared):
+    """An engine that is asked counts once, and whoever leaves in the middle is charged by that."""
+    front, pair = shared
+    first, second = next_of(pair, front)
+    for engine in pair:
+        counted = {"count": 777} if engine.like == "vllm" else {"tokens": [1] * 777}
+        engine.on("/tokenize", [Json(counted)])
+    first.play(Pause(0.2), busy(first.like))
+    second.play(Head(), *CHUNKS[second.like]("a b")[:2], Hang())
+    with front.client().open() as connection:
+        connection.start("POST", "/v1/messages", {"messages": HELLO, "max_tokens": 9, "stream": True})
+        answer = connection.answer()
+        begun = next(event for event in answer.events() if event.name == "message_start").json()
+    row = row_of(front.db, answer.headers["x-request-id"])
+    assert begun["message"]["usage"]["input_tokens"] == row["prompt_tokens"] == 777
+    assert (row["engine"], row["aborted"]) == (second.url, 1)
+
+
 def test_it_waits_in_front_for_the_other_engine(front, pair):
     """With signs of life; and its body is there when its turn comes."""
     start, (first, second) = front, pair
