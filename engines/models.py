@@ -237,7 +237,8 @@ class Catalogue:
         model.asked = model.found.table
         model.context = min(filter(None, contexts), default=model.found.context)
         model.loaded = any(engine.serves for engine, _ in groups)
-        model.places = {where(*group): group[0] for group in groups}
+        serving = sorted(groups, key=lambda group: not group[0].serves)
+        model.places = {where(*group): group[0] for group in serving}
         model.engine_kind = engine.kind
         return model
 

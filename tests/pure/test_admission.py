@@ -367,6 +367,8 @@ TURNS = {
     "not begun: first in the queue": ({"places": two(1, 1)}, "+a1 +b1 +a2 +c1 ~a1 -b1 -c1", "a1@A b1@B - - c1@A a1@B a2@A"),
     "not begun: no turns for others of its key meanwhile": ({"places": two(1, 1)}, "+a1 +c1 +a2 +a3 +b1 +b2 ~a1 -b1 -a2 -b2 -c1",
                                                             "a1@A c1@B - - - - b1@A a2@A b2@A a3@A a1@B"),
+    "not begun: in the turn that it had": ({"places": two(1, 1)}, "+b1 -b1 +a1 -a1 +a2 +c1 +b2 +d1 ~a2 -c1", "b1@A - a1@B - a2@A c1@B - - d1@A b2@B"),
+    "not begun: not even at home": ({"places": two(1, 1), "homes": {"a1": "A"}}, "+a1 +c1 +a2 +a3 ~a1 -c1", "a1@A c1@B - - a2@A a1@B"),
     "not begun: nor with the same one": ({"places": two(1, 1)}, "+a1 +b1 ~a1 +a2 -a2 -b1", "a1@A b1@B - a2@A - a1@B"),
 }
 
@@ -393,6 +395,12 @@ def test_nobody_lets_others_by_for_ever():
     while "a2@B" not in runs:
         runs += play(f"-{runs[-1][:-2] if runs else 'a1'}")
     assert len(runs) == PASSES + 1
+
+
+def test_nobody_waits_for_a_home_that_closes():
+    play = Play(places=two(1, 1), homes={"a3": "A"})
+    play("+a1", "+a2", "+a3", "+a4")
+    assert play.arrange(A=Seats(1, open=False)) == "" and play("-a2") == ["a3@B"]
 
 
 def test_what_comes_open_is_given_at_once_and_what_closes_is_not_given_again():

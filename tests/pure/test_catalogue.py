@@ -43,7 +43,7 @@ def test_others_of_that_id_stand_in_for_each_other():
 def test_one_name_for_all_of_them():
     """The setting `model` means the first engine's; others that have the same model have it with it."""
     assert known(engine("a", "x"), engine("b", "x", "y"), model="glm") == {"glm*": ["a", "b"], "y": ["b"]}
-    assert known(engine("a", "x", serves=False), engine("b", "x"), model="glm") == {"glm*": ["a", "b"]}
+    assert known(engine("a", "x", serves=False), engine("b", "x"), model="glm") == {"glm*": ["b", "a"]}
     assert known(engine("a"), engine("b", "x"), model="glm") == {"glm*": [], "x": ["b"]}
 
 

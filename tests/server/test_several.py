@@ -405,6 +405,23 @@ def test_nobody_waits_where_nobody_serves(front, pair):
         engine.start()
 
 
+def test_a_request_is_held_until_its_answer_has_begun(front, pair):
+    """Not for longer: its memory is for others then."""
+    start, (first, second) = front, pair
+    front, large = start(max_body="1 MB", max_bodies="1 MB"), [{"role": "user", "content": "x" * 600_000}]
+    go, loading = threading.Event(), threading.Event()
+    first.play(Wait(loading), Head(), CHUNKS[first.like]("a b")[0], Wait(go), *CHUNKS[first.like]("a b")[1:])
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(ask, front, True, messages=large)
+        first.wait_for(1)
+        assert ask(front, messages=large).status == 503
+        loading.set()
+        running = running.result()
+    assert ask(front, messages=large).status == 200
+    go.set()
+    assert text_of(running) == "a b"
+
+
 def test_a_count_is_asked_of_an_engine_that_serves(shared):
     front, pair = shared
     body = {"model": MODELS[0]["id"], "messages": HELLO}
