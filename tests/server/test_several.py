@@ -407,8 +407,8 @@ def test_nobody_waits_where_nobody_serves(front, pair):
 
 def test_a_request_is_held_until_its_answer_has_begun(front, pair):
     """Not for longer: its memory is for others then."""
-    start, (first, second) = front, pair
-    front, large = start(max_body="1 MB", max_bodies="1 MB"), [{"role": "user", "content": "x" * 600_000}]
+    first, front = pair[0], front(max_body="1 MB", max_bodies="1 MB")
+    large = [{"role": "user", "content": "x" * 600_000}]
     go, loading = threading.Event(), threading.Event()
     first.play(Wait(loading), Head(), CHUNKS[first.like]("a b")[0], Wait(go), *CHUNKS[first.like]("a b")[1:])
     with ThreadPoolExecutor(1) as pool:
