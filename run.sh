@@ -162,7 +162,7 @@ test_with() {
   cd "$home"
   case ${1-} in
     --wheels) exec "$python" tests/support/wheels.py ;;
-    --soak) prepare clients; SPARKS_SOAK=${SPARKS_SOAK:-900} exec "$python" -m pytest tests/server/test_storm.py tests/server/test_soak.py "${@:2}" ;;
+    --soak) prepare clients; SPARKS_SOAK=${SPARKS_SOAK:-900} exec "$python" -m pytest tests/server/test_storm.py tests/server/test_soak.py tests/engines/test_several.py "${@:2}" ;;
     --clients) prepare clients; exec "$python" -m pytest -m clients --run-clients "${@:2}" ;;
     --vllm) exec "$python" -m pytest -m vllm tests/engines --run-vllm "${@:2}" ;;
     --conformance) if [ $# = 1 ]; then conformance llm-comply schemathesis langchain bfcl; else conformance "${@:2}"; fi ;;

@@ -1,8 +1,9 @@
 """Two real llama.cpp servers side by side: conversations find their prompts' beginnings in the cache again.
 
-Ten conversations of ten turns with one system prompt, all at once. The share of prompt tokens that came from the cache, by the
+Ten conversations of ten turns with one system prompt, all at once; fewer without `./run.sh test --soak`. The share of prompt tokens that came from the cache, by the
 engines' own figures, beside one engine's alone, and beside two engines that take turns.
 """
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -16,8 +17,8 @@ from support.processes import answers, clean_environment, free_port, kill, spawn
 from support.real_engines import serve
 from support.rows import row_of
 
-CONVERSATIONS, TURNS = 10, 10
-SLOTS = {"one": 10, "first": 7, "second": 7}         # a slot holds one conversation
+CONVERSATIONS, TURNS = (10, 10) if os.environ.get("SPARKS_SOAK") else (5, 6)
+SLOTS = {"one": CONVERSATIONS, "first": CONVERSATIONS * 7 // 10, "second": CONVERSATIONS * 7 // 10}   # a slot holds one conversation
 SYSTEM = "You are a helpful assistant who answers in a few words and never asks back. " * 6
 TAKING_TURNS = "from engines.homes import Homes; Homes.find = lambda *_: None"
 
