@@ -238,9 +238,10 @@ class Die:
         c.close()
 
 
+TOO_MANY = Json({"error": {"message": "Too many requests", "type": "TooManyRequests", "param": None, "code": 429}}, 429, {"retry-after": "7"})
 NOT_BEGUN = {
     "full or loading": lambda engine: engine.play(busy(engine.like)),
-    "too many": lambda engine: engine.play(refusal(429, "Too many requests", "TooManyRequests")),
+    "too many": lambda engine: engine.play(TOO_MANY),
     "another key": lambda engine: engine.play(Json({"error": "Unauthorized"}, 401)),
     "another model": lambda engine: engine.play(refusal(404, "The model `it` does not exist.", "NotFoundError")),
     "refused": lambda engine: engine.stop(),
@@ -354,6 +355,17 @@ def test_the_count_of_a_prompt_holds_for_the_other_engine(shared):
     row = row_of(front.db, answer.headers["x-request-id"])
     assert begun["message"]["usage"]["input_tokens"] == row["prompt_tokens"] == 777
     assert (row["engine"], row["aborted"]) == (second.url, 1)
+
+
+def test_where_no_other_engine_serves_its_own_word_counts(shared):
+    """At once: nobody waits for one that is off."""
+    front, pair = shared
+    pair[1].stop()
+    wait_until(lambda: is_in(front, pair[1], "off"), 5)
+    for stream in (False, True):
+        pair[0].play(TOO_MANY)
+        answer = ask(front, stream)
+        assert (answer.status, answer.json()["error"]["code"], answer.headers["retry-after"]) == (429, "rate_limit_exceeded", "7")
 
 
 def test_it_waits_in_front_for_the_other_engine(front, pair):
