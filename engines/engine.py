@@ -225,7 +225,7 @@ class Engine:
 
     def get_to_know(self):
         """Ask about each model once it is loaded, beside the looks if that takes its time."""
-        fresh = not self.serves
+        fresh = not self.health.answers  # it may have been started again since
         found = {}
         due = []
         for _, entries in groups_of(self):

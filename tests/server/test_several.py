@@ -494,9 +494,9 @@ def test_drain(front, pair):
     front = start(poll=30)
     go = threading.Event()
     first.play(Head(), CHUNKS[first.like]("a b")[0], Wait(go), *CHUNKS[first.like]("a b")[1:])
-    running = ask(front, True)
+    running, looks = ask(front, True), len(first.probes)
     reload(front, tables((first, "drain = true"), second))
-    wait_until(lambda: is_in(front, first, "draining"), 5)
+    wait_until(lambda: is_in(front, first, "draining") and len(first.probes) > looks, 5)
     assert all(ask(front, messages=[{"role": "user", "content": str(n)}]).status == 200 for n in range(4))
     assert counts(pair) == [1, 4] and "is drained" not in front.log
     go.set()
