@@ -492,7 +492,7 @@ class Gate:
             if lane.queues and (free := self.free_places(lane)):
                 for key, queue in lane.queues.items():
                     if not self.account(key).busy():
-                        waiting.append((self.turn(key, queue[0]), queue, free))
+                        waiting.append((self.turn(key, queue[0], free), queue, free))
         if len(waiting) > 1:
             waiting.sort(key=itemgetter(0))
         for _, queue, free in waiting:
@@ -500,9 +500,14 @@ class Gate:
                 return choice
         return None
 
-    def turn(self, key, first):
-        """When a key had its last turn. One that its place did not begin with does not count."""
-        return self.account(key).last_turn if first.avoids is None else first.turn
+    def turn(self, key, first, free):
+        """When a key had its last turn, and when the first of its queue came: it may wait in
+        several. A turn at a place that did not begin with that one does not count, once another
+        place is free."""
+        last = self.account(key).last_turn
+        if first.avoids is not None and free != [first.avoids]:
+            last = first.turn
+        return last, first.entered
 
     def choose(self, queue, free):
         """(a ticket of a key's queue, the name of its place), or None: the first that may run at a

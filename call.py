@@ -310,10 +310,11 @@ class Call:
     def send(self):
         """Send the request to its engine; the Answer is still to come. Raises Refusal."""
         take_turn()  # many slots may come free at once
-        model = self.ask.model
-        meter = self.gateway.fleet.meter(model)
         ask = self.ask
-        self.tally = Tally(meter, ask.body, model.context, ask.most, ask.measured)
+        model = ask.model
+        if self.tally is None:  # what it knows holds for another engine too
+            meter = self.gateway.fleet.meter(model)
+            self.tally = Tally(meter, ask.body, model.context, ask.most, ask.measured)
         self.engine = self.gateway.fleet.at(self.ticket.place)
         self.loads = model.engine_id in self.engine.resting
         self.answer = self.gateway.fleet.send(ask, self.engine, self.id)

@@ -115,7 +115,8 @@ def read_size(value):
 
 
 def read_url(value):
-    """An http(s) address, without the /v1 at its end."""
+    """An http(s) address, without the /v1 at its end, and written as any other of the same place
+    (RFC 3986, 6.2.3)."""
     text = read_text(value)
     try:
         parts = urlsplit(text)
@@ -123,9 +124,12 @@ def read_url(value):
         (parts.hostname or "").encode("idna")  # as a look-up of the name would do
     except ValueError:
         good = False
-    if not good or parts.query or parts.username or re.search(r"[\s\x00-\x1f\x7f]", text):
+    more = good and (parts.query or parts.fragment or parts.username)
+    if not good or more or re.search(r"[\s\x00-\x1f\x7f]", text):
         raise ValueError("must be an address such as http://127.0.0.1:8000")
-    return re.sub(r"/(v1/?)?$", "", text)
+    usual = f":{USUAL_PORTS[parts.scheme]}"
+    host = parts.netloc.lower().removesuffix(usual).removesuffix(":")
+    return f"{parts.scheme}://{host}" + re.sub(r"/+(v1/*)?$", "", parts.path)
 
 
 def read_urls(value):
@@ -467,7 +471,7 @@ def read_engines(table, environ):
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise SettingsError("sparks.toml: engines must be tables, each below a line [[engines]]")
     engines = [read_engine(number, entry) for number, entry in enumerate(value, 1)]
-    urls = [engine.url.lower() for engine in engines]
+    urls = [engine.url for engine in engines]
     twice = next((url for url in urls if urls.count(url) > 1), None)
     if twice:
         raise SettingsError(f"sparks.toml: two engines have one url, {twice}")

@@ -118,6 +118,13 @@ class Engine:
         return self.pool.heard > max(self.looked, self.pool.failed, self.pool.ailed)
 
     @property
+    def is_there(self):
+        """Whether its server has answered since the last look, be it what it works on, and no
+        request has gone wrong after that: /health would say no more."""
+        shown = max(self.pool.heard, self.pulse.told)
+        return shown > max(self.looked, self.pool.failed, self.pool.ailed)
+
+    @property
     def is_ailing(self):
         """Whether a request went wrong, and nothing has come since."""
         return max(self.pool.failed, self.pool.ailed) > self.pool.heard
@@ -134,7 +141,7 @@ class Engine:
 
     def ask_models(self):
         """The entries of its list of models. Raises Trouble."""
-        if not self.is_heard:
+        if not self.is_there:
             status, body = self.ask("/health")
             if status >= 500:  # any other status: some engines have no such route
                 raise self.kind.unwell(status, body)
@@ -230,7 +237,7 @@ class Engine:
 
     def get_to_know(self):
         """Ask about each model once it is loaded, beside the looks if that takes its time."""
-        fresh = not self.serves
+        fresh = not self.health.answers  # it may have been started again since
         found = {}
         by_name = {}
         due = []

@@ -8,6 +8,8 @@ import re
 from engines.kinds import CLIENTS_MISTAKE, NOT_BEGUN, PROMPT_FIELDS, TOO_LONG
 from errors import RETRY_AFTER, Refusal, UpstreamError
 
+# Statuses of an engine that has another key, has not got the model any more, or has enough to do.
+TURNED_AWAY = (401, 403, 404, 429)
 MAX_MESSAGE = 2000  # characters of an engine's message; some repeat the whole prompt
 LOOKED_AT = 1 << 16  # characters of one that are looked at
 MOST_SENTENCES = 100  # of a list of errors
@@ -34,10 +36,12 @@ def from_engine(status, answer, retry_after=None):
     status = status or numeric(fields.get("code")) or 502
     message = message_of(fields) or f"the engine answered with status {status}"
     if status in (401, 403):  # its key is ours to set, not the client's
-        return UpstreamError(
+        refusal = UpstreamError(
             "the engine refused the gateway's own key; tell the operator to check"
             " SPARKS_UPSTREAM_KEY"
         )
+        refusal.not_begun = is_turned_away(turned_away, message)
+        return refusal
     if CLIENTS_MISTAKE.search(message):  # some engines call it a 500
         status = 400
     elif not 400 <= status <= 599 or status == 499:  # 499 would say that the client had left
@@ -59,8 +63,8 @@ def from_engine(status, answer, retry_after=None):
 
 def is_turned_away(status, message):
     """Whether an engine's answer of this HTTP status, if it was none inside a stream, says that it
-    has not begun with the request (RFC 6585, 4; RFC 9110, 15.6.4)."""
-    return status == 429 or status == 503 and NOT_BEGUN.search(message) is not None
+    has not begun with the request (RFC 6585, 4; RFC 9110, 15.5 and 15.6.4)."""
+    return status in TURNED_AWAY or status == 503 and NOT_BEGUN.search(message) is not None
 
 
 def fields_of(answer):

@@ -82,7 +82,7 @@ class Fleet:
         if not (found and found.loaded) and not self.seen.is_set():
             self.seen.wait(FIRST_LOOK)
             found = self.meant(name)
-        if found is None and self.known and name is not None:
+        if found is None and self.known and not self.means_default(name):
             raise unknown(name, self.known)
         if found is None or not found.loaded:
             raise self.unavailable(found)
@@ -111,10 +111,12 @@ class Fleet:
             for model in self.known:
                 if fits(model, name):
                     return model
-        # Clients of other makers' models ask for these by name.
-        if any(matches(name, pattern) for pattern in self.settings.stand_in_for):
-            return self.default()
-        return None
+        return self.default() if self.means_default(name) else None
+
+    def means_default(self, name):
+        """Whether the default model is meant, though it may not be known yet. Clients of other
+        makers' models ask for these by name."""
+        return name is None or any(matches(name, other) for other in self.settings.stand_in_for)
 
     def default(self):
         for model in self.known:
@@ -166,9 +168,9 @@ class Fleet:
     def let_go(self, engine):
         """Say of an engine that is drained that nothing runs there any more, and forget one that
         the settings do not name."""
-        if not engine.health.drains:
+        if not engine.health.drains or self.running(engine):
             self.drained.discard(engine)
-        elif not self.running(engine) and engine not in self.drained:
+        elif engine not in self.drained:
             self.drained.add(engine)
             logger.warning("engine %s is drained: nothing runs there any more", engine.url)
         if engine in self.leaving and engine in self.drained:

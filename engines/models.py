@@ -164,19 +164,19 @@ class Catalogue:
     def unconfigured(self, engines):
         """The models when the settings have no table of any, but perhaps a name for the first
         engine's."""
-        groups = [(engine, [entry]) for engine in engines for entry in engine.listed]
+        ones = [(engine, [entry]) for engine in engines for entry in engine.listed]
         public = self.settings.model
         if not public:
-            return self.each_of(groups)
+            return self.each_of(ones)
         first = self.engines[0]
         own = groups_of(first)
-        others = [group for group in groups if group[0] is not first]
+        others = [group for engine in engines if engine is not first for group in groups_of(engine)]
         found = self.match(public, own or others)
         if own and not found:
-            found = own[0]
+            found = only_one([*own, *others]) or own[0]
         named = together(found, by_id(others))
-        taken = {id(group) for group in named}
-        rest = [group for group in others if id(group) not in taken]
+        taken = {where(*group) for group in named}
+        rest = [one for one in ones if one[0] is not first and where(*one) not in taken]
         return distinct([self.describe(public, named), *self.each_of(rest)])
 
     def each_of(self, groups):
@@ -190,17 +190,18 @@ class Catalogue:
         if entry.engine:
             return self.match(entry.engine, groups)
         found = self.match(entry.id, groups)
-        if not found and groups and len(self.settings.models) == 1:
-            alone = len(together(groups[0], by_id(groups))) == len(groups)
-            return groups[0] if alone else None
+        if not found and len(self.settings.models) == 1:
+            return only_one(groups)
         return found
 
     @staticmethod
     def match(name, groups):
-        """The group that has an entry of that name, ignoring case, or None."""
+        """The group that has an entry of that name, ignoring case, or None. That entry stands
+        first: other engines may list the model under that name alone."""
         for group in groups:
-            if any(name.lower() == entry["id"].lower() for entry in group[1]):
-                return group
+            for at, entry in enumerate(group[1]):
+                if name.lower() == entry["id"].lower():
+                    return led_by(at, group)
         return None
 
     def from_settings(self, entry, groups):
@@ -230,17 +231,24 @@ class Catalogue:
         model.engine_id = first["id"]
         model.others = [name for name in others if name and name != public]
         model.purpose = engine.purpose
+        # It may run at any of them: so the least counts of what they can.
         told = [engine.found.get(where(engine, entries).weights) for engine, entries in groups]
         told = [found for found in told if found]
         known = [found for found in told if found.table]
-        model.found = next(iter(known or told), model.found)
+        model.found = min(known or told, key=can_turn_off, default=model.found)
         model.asked = model.found.table
-        # It may run at any of them.
         model.context = min(filter(None, contexts), default=model.found.context)
         model.loaded = any(engine.serves for engine, _ in groups)
-        model.places = {where(*group): group[0] for group in groups}
+        serving = sorted(groups, key=lambda group: not group[0].serves)
+        model.places = {where(*group): group[0] for group in serving}
         model.engine_kind = engine.kind
         return model
+
+
+def can_turn_off(found):
+    """Whether thinking can be turned off, of what an engine has told of a model; True where it has
+    not told of that."""
+    return found.table is None or found.table.can_turn_off
 
 
 def where(engine, entries):
@@ -268,6 +276,22 @@ def together(group, having):
         if (other[0].kind, other[0].purpose) == (engine.kind, engine.purpose):
             found.setdefault(other[0], other)
     return list(found.values())
+
+
+def led_by(at, group):
+    """A group in which its entry of that index stands first."""
+    engine, entries = group
+    return engine, [entries[at], *entries[:at], *entries[at + 1 :]]
+
+
+def only_one(groups):
+    """The group that stands for all of these, where they are one model; or None."""
+    having = by_id(groups)
+    for at in range(len(groups[0][1]) if groups else 0):
+        group = led_by(at, groups[0])
+        if len(together(group, having)) == len(groups):
+            return group
+    return None
 
 
 def names_of(models):

@@ -20,6 +20,7 @@ class Pulse:
              still being sent, or nobody reads it because its client does not
     heard    the moment of the last token on any of its connections, or of an answer's end
     asked    it has been asked for its figures
+    told     the moment at which it gave some
     figures  the last kinds.Figures; None: it never had any, and has the clock alone
     changed  the moment at which they changed
     lost     the moment since which it knows of fewer requests than it was sent, or None
@@ -38,6 +39,7 @@ class Pulse:
         self.heard = self.changed = 0.0
         self.resting = 0.0
         self.asked = False
+        self.told = 0.0
         self.figures = self.lost = None
 
     # -- what it owes
@@ -101,6 +103,7 @@ class Pulse:
         self.asked = True
         if figures is None:
             return
+        self.told = now
         if self.figures is None or figures.work != self.figures.work:
             self.changed = now
         self.figures = figures

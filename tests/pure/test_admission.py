@@ -364,7 +364,11 @@ TURNS = {
     "another key's turn is its turn": ({"places": two(1, 1), "homes": {"b1": "A", "a3": "B"}},
                                        "+a1 +a2 +b1 +a3 -a2 -b1", "a1@A a2@B - - b1@B a3@B"),
     "not begun: once more elsewhere": ({"places": two()}, "+a1 ~a1 -a1", "a1@A a1@B -"),
-    "not begun: first in the queue": ({"places": two(1, 1)}, "+a1 +b1 +a2 +c1 ~a1 -b1 -a2", "a1@A b1@B - - a2@A a1@B c1@A"),
+    "not begun: first in the queue": ({"places": two(1, 1)}, "+a1 +b1 +a2 +c1 ~a1 -b1 -c1", "a1@A b1@B - - c1@A a1@B a2@A"),
+    "not begun: no turns for others of its key meanwhile": ({"places": two(1, 1)}, "+a1 +c1 +a2 +a3 +b1 +b2 ~a1 -b1 -a2 -b2 -c1",
+                                                            "a1@A c1@B - - - - b1@A a2@A b2@A a3@A a1@B"),
+    "not begun: in the turn that it had": ({"places": two(1, 1)}, "+b1 -b1 +a1 -a1 +a2 +c1 +b2 +d1 ~a2 -c1", "b1@A - a1@B - a2@A c1@B - - d1@A b2@B"),
+    "not begun: not even at home": ({"places": two(1, 1), "homes": {"a1": "A"}}, "+a1 +c1 +a2 +a3 ~a1 -c1", "a1@A c1@B - - a2@A a1@B"),
     "not begun: nor with the same one": ({"places": two(1, 1)}, "+a1 +b1 ~a1 +a2 -a2 -b1", "a1@A b1@B - a2@A - a1@B"),
 }
 
@@ -393,6 +397,12 @@ def test_nobody_lets_others_by_for_ever():
     assert len(runs) == PASSES + 1
 
 
+def test_nobody_waits_for_a_home_that_closes():
+    play = Play(places=two(1, 1), homes={"a3": "A"})
+    play("+a1", "+a2", "+a3", "+a4")
+    assert play.arrange(A=Seats(1, open=False)) == "" and play("-a2") == ["a3@B"]
+
+
 def test_what_comes_open_is_given_at_once_and_what_closes_is_not_given_again():
     play = Play(places=two(1, 1))
     assert play("+a1", "+a2", "+a3", "+a4") == ["a1@A", "a2@B", "", ""]
@@ -413,6 +423,16 @@ def test_lanes_share_a_place_fairly():
     again, granted = gate.enter("a", "m", NONE, NOON)
     other, more = gate.enter("b", "n", NONE, NOON)
     assert granted == more == [] and gate.leave(first, 0, True, NOON) == [other] and gate.leave(other, 0, True, NOON) == [again]
+
+
+def test_a_keys_requests_for_several_models_of_an_engine_come_in_their_order():
+    """An engine may list one model under two names, and each of them has a queue."""
+    gate, order = Gate(9), []
+    gate.arrange({"m": ("A",), "n": ("A",)}, {"A": Seats(1)})
+    tickets = [gate.enter("a", lane, NONE, NOON + n)[0] for n, lane in enumerate("mmnnm")]
+    for n in range(5):
+        order += gate.leave(tickets[n], 0, True, NOON)
+    assert order == tickets[1:]
 
 
 def test_nobody_waits_for_what_is_not_there():

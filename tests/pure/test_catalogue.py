@@ -53,7 +53,7 @@ def test_what_one_engine_has_told_is_known_of_their_model():
 def test_one_name_for_all_of_them():
     """The setting `model` means the first engine's; others that have the same model have it with it."""
     assert known(engine("a", "x"), engine("b", "x", "y"), model="glm") == {"glm*": ["a", "b"], "y": ["b"]}
-    assert known(engine("a", "x", serves=False), engine("b", "x"), model="glm") == {"glm*": ["a", "b"]}
+    assert known(engine("a", "x", serves=False), engine("b", "x"), model="glm") == {"glm*": ["b", "a"]}
     assert known(engine("a"), engine("b", "x"), model="glm") == {"glm*": [], "x": ["b"]}
 
 
@@ -75,6 +75,18 @@ def test_names_of_one_model_share_its_places():
         ("chat first", [Where("a", "/models/glm"), Where("b", "/models/glm")]), ("chat second", [Where("a", "/models/glm")])]
 
 
+def test_engines_that_share_one_of_a_models_names_have_it_together():
+    """Whichever of its names the settings say; and its other names are no further models."""
+    first, second = [{"id": name, "root": "/models/glm"} for name in ("first", "second")]
+    for one in [second], [second, first]:
+        both = engine("a", first, second), engine("b", *one)
+        for said in {"model": "SECOND"}, {"model": "glm"}, {"tables": [ModelEntry("second")]}, {"tables": [ModelEntry("mine")]}:
+            name = said["model"] if "model" in said else said["tables"][0].id
+            assert known(*both, **said) == {f"{name}*": ["a", "b"]}, said
+            tables = [ModelEntry("mine", engine="second"), ModelEntry("other")]
+            assert known(*both, tables=tables) == {"mine*": ["a", "b"], "other": []}
+
+
 def test_many_models_are_no_work():
     """Two engines with 1,000 adapters each: not each with each."""
     names = [f"adapter-{n}" for n in range(1000)]
@@ -90,6 +102,17 @@ def test_many_models_are_no_work():
         found = known(*engines, tables=tables)
         assert set(map(tuple, found.values())) == {("a", "b")}
     assert len(reads) < 100 * len(names)
+
+
+def test_a_template_that_one_of_its_engines_cannot_turn_off_counts():
+    """As while a new version is rolled out under the old name: a switch that it does not have would put its thoughts into answers."""
+    glm, fixed = Found(table=TABLES["glm"]), Found(table=TABLES["no-switch"])
+    for found in ([glm, fixed], [fixed, glm], [None, fixed], [Found(), fixed]):
+        engines = [engine(url, "x") for url in "ab"]
+        for one, told in zip(engines, found, strict=True):
+            one.found = {"x": told} if told else {}
+        model, = Catalogue(SimpleNamespace(model=None, models=[], reasoning_field="both"), engines).models()
+        assert model.found is fixed and model.may_leak
 
 
 def test_a_model_has_the_least_context_and_all_slots_of_its_engines():

@@ -128,6 +128,7 @@ VALUES = [
     ("upstream", "http://a:1, http://b:2/v1 ,", ["http://a:1", "http://b:2"]),
     ("upstream", "http://a:1, http://b, http://a:1/v1/", ["http://a:1", "http://b"]),
     ("upstream", "https://engine/v1/", ["https://engine"]),
+    ("upstream", "http://A:80, HTTP://a, http://a:/, http://a//v1//, https://A:443", ["http://a", "https://a"]),   # one place, however it is written
     ("upstream", "http://[::1]:8000/", ["http://[::1]:8000"]),
     ("upstream", "http://host/prefix/v1", ["http://host/prefix"]),
     ("upstream_key", " key ", "key"),
@@ -190,6 +191,7 @@ OUT_OF_RANGE = [
     ("upstream", "http://a:99999", ADDRESS),
     ("upstream", "http://a:b", ADDRESS),
     ("upstream", "http://a?x=1", ADDRESS),
+    ("upstream", "http://a/v1#x", ADDRESS),
     ("upstream", "http://a..b:8000", ADDRESS),
     ("upstream", f"http://{'a' * 70}:8000", ADDRESS),
     ("upstream", "http://me:secret@a", ADDRESS),

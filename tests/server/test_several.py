@@ -238,9 +238,12 @@ class Die:
         c.close()
 
 
+TOO_MANY = Json({"error": {"message": "Too many requests", "type": "TooManyRequests", "param": None, "code": 429}}, 429, {"retry-after": "7"})
 NOT_BEGUN = {
     "full or loading": lambda engine: engine.play(busy(engine.like)),
-    "too many": lambda engine: engine.play(refusal(429, "Too many requests", "TooManyRequests")),
+    "too many": lambda engine: engine.play(TOO_MANY),
+    "another key": lambda engine: engine.play(Json({"error": "Unauthorized"}, 401)),
+    "another model": lambda engine: engine.play(refusal(404, "The model `it` does not exist.", "NotFoundError")),
     "refused": lambda engine: engine.stop(),
     "stale": lambda engine: engine.play(Die()),     # it dies in the moment in which a connection is used again
 }
@@ -336,6 +339,35 @@ def test_one_more_try_is_the_last(front, pair):
         idle(front)
 
 
+def test_the_count_of_a_prompt_holds_for_the_other_engine(shared):
+    """An engine that is asked counts once, and whoever leaves in the middle is charged by that."""
+    front, pair = shared
+    first, second = next_of(pair, front)
+    for engine in pair:
+        counted = {"count": 777} if engine.like == "vllm" else {"tokens": [1] * 777}
+        engine.on("/tokenize", [Json(counted)])
+    first.play(Pause(0.2), busy(first.like))
+    second.play(Head(), *CHUNKS[second.like]("a b")[:2], Hang())
+    with front.client().open() as connection:
+        connection.start("POST", "/v1/messages", {"messages": HELLO, "max_tokens": 9, "stream": True})
+        answer = connection.answer()
+        begun = next(event for event in answer.events() if event.name == "message_start").json()
+    row = row_of(front.db, answer.headers["x-request-id"])
+    assert begun["message"]["usage"]["input_tokens"] == row["prompt_tokens"] == 777
+    assert (row["engine"], row["aborted"]) == (second.url, 1)
+
+
+def test_where_no_other_engine_serves_its_own_word_counts(shared):
+    """At once: nobody waits for one that is off."""
+    front, pair = shared
+    pair[1].stop()
+    wait_until(lambda: is_in(front, pair[1], "off"), 5)
+    for stream in (False, True):
+        pair[0].play(TOO_MANY)
+        answer = ask(front, stream)
+        assert (answer.status, answer.json()["error"]["code"], answer.headers["retry-after"]) == (429, "rate_limit_exceeded", "7")
+
+
 def test_it_waits_in_front_for_the_other_engine(front, pair):
     """With signs of life; and its body is there when its turn comes."""
     start, (first, second) = front, pair
@@ -383,6 +415,23 @@ def test_nobody_waits_where_nobody_serves(front, pair):
     for engine in pair:
         engine.reset()
         engine.start()
+
+
+def test_a_request_is_held_until_its_answer_has_begun(front, pair):
+    """Not for longer: its memory is for others then."""
+    first, front = pair[0], front(max_body="1 MB", max_bodies="1 MB")
+    large = [{"role": "user", "content": "x" * 600_000}]
+    go, loading = threading.Event(), threading.Event()
+    first.play(Wait(loading), Head(), CHUNKS[first.like]("a b")[0], Wait(go), *CHUNKS[first.like]("a b")[1:])
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(ask, front, True, messages=large)
+        first.wait_for(1)
+        assert ask(front, messages=large).status == 503
+        loading.set()
+        running = running.result()
+    assert ask(front, messages=large).status == 200
+    go.set()
+    assert text_of(running) == "a b"
 
 
 def test_a_count_is_asked_of_an_engine_that_serves(shared):
@@ -445,9 +494,9 @@ def test_drain(front, pair):
     front = start(poll=30)
     go = threading.Event()
     first.play(Head(), CHUNKS[first.like]("a b")[0], Wait(go), *CHUNKS[first.like]("a b")[1:])
-    running = ask(front, True)
+    running, looks = ask(front, True), len(first.probes)
     reload(front, tables((first, "drain = true"), second))
-    wait_until(lambda: is_in(front, first, "draining"), 5)
+    wait_until(lambda: is_in(front, first, "draining") and len(first.probes) > looks, 5)
     assert all(ask(front, messages=[{"role": "user", "content": str(n)}]).status == 200 for n in range(4))
     assert counts(pair) == [1, 4] and "is drained" not in front.log
     go.set()

@@ -1,5 +1,7 @@
 """A model's template is asked what it does with the controls of thinking: what people and the log hear of it, what the
 engine gets, and what comes of thoughts that nobody wanted."""
+import os
+import signal
 import time
 from threading import Event
 
@@ -104,12 +106,22 @@ def test_what_was_found_is_told(gateway, engine, like, name, about):
 
 
 def test_it_is_asked_once_for_each_load(gateway, engine):
-    front = gateway(poll=0.05)
+    """Whether people may use it or not."""
+    config = f"[[engines]]\nurl = '{engine.url}'\n"
+    front = gateway(" ", config=config, poll=0.05).wait_ready()
     asked = len(engine.learned)
     assert 20 < asked < 40
     before = len(engine.probes)
     wait_until(lambda: len(engine.probes) > before + 20, 5)
     assert len(engine.learned) == asked
+    front.settings["config"].write_text(config + "drain = true")
+    os.kill(front.pid, signal.SIGHUP)
+    wait_until(lambda: "is draining" in front.log, 5)
+    before = len(engine.probes)
+    wait_until(lambda: len(engine.probes) > before + 20, 5)
+    assert len(engine.learned) == asked
+    front.settings["config"].write_text(config)
+    os.kill(front.pid, signal.SIGHUP)
     engine.template = TEMPLATES["qwen"]
     engine.models = [{"id": "other", "max_model_len": 5000}]
     wait_until(lambda: "model other has a template with the switch enable_thinking only" in front.log, 5)
