@@ -287,6 +287,21 @@ def test_looks_cost_less_while_requests_are_answered(gateway, engine):
     assert asked.count(LISTED) > 3 and asked.count(HEALTH) < asked.count(LISTED)
 
 
+def test_looks_cost_less_while_figures_tell_as_much(gateway, engine):
+    """An engine that owes an answer and is silent is asked for its figures: /health would say no more."""
+    front = gateway(poll=0.1, keepalive=0.1, stuck_after=60)
+    wait_until(lambda: len(engine.probes) > 8, 5)
+    idle = list(engine.probes)
+    engine.play(Head(), Hang())
+    answer = ask(front, stream=True)
+    wait_until(lambda: sum("/metrics" in probe.path for probe in engine.probes[len(idle):]) > 3, 5)
+    seen = len(engine.probes)
+    wait_until(lambda: sum("/metrics" in probe.path for probe in engine.probes[seen:]) > 8, 5)
+    asked = [probe.path for probe in engine.probes[seen:]]
+    assert LISTED in asked and asked.count(HEALTH) <= 1 and asked.count(LISTED) < sum("/metrics" in path for path in asked)
+    answer.close()
+
+
 # ---- what is loaded on demand
 
 LISTS = {"router": router_models, "swap": swap_models}
