@@ -830,7 +830,7 @@ def test_the_same_model_on_two_engines(gateway, both):
     first, second = both
     second.models, second.embeds = first.models, False
     front = gateway(upstream(both), wait="alive")
-    until(front, [OWN])
+    wait_until(lambda: gauges(front)["sparks_slots"] == 16, 5)      # of both
     assert reaches(first, ask(front), OWN)
     first.stop()
     end = time.monotonic() + 5
