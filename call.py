@@ -51,6 +51,7 @@ STARTED = time() - monotonic()
 JUMP = 1.0  # seconds by which the wall clock is set, and does not merely drift
 COUNT_WAIT = 0.5  # seconds for which the first event waits for the count of the prompt
 QUIT_WAIT = 1.0  # seconds that requests have to end when the gateway ends at once
+BLAMED = (500, 502, 504)  # statuses of an engine's fault; a 503 is a full one's, or our own
 LEFT = 499  # the status in the ledger of a request whose client went away
 LAST_PIECE = 1 << 20  # bytes of a stream's last event in one write
 BEGINNING = 1024  # bytes of an answer that tell what it is
@@ -490,7 +491,7 @@ class Call:
         attempt(self.take_leave, status == 200)
         if self.answer:
             attempt(self.answer.close, whole)
-            if error and error.status >= 500:
+            if error and error.status in BLAMED:
                 self.engine.note_fault()
         attempt(self.note_oddities)
         row = attempt(self.row, status, error, attempt(self.figures, status) or {})
@@ -756,7 +757,7 @@ def first_events(call, since):
         give_way()  # bytes that say nothing may come faster than they are read
     if monotonic() >= call.deadline(since):
         raise unanswered(settings)
-    return None
+    return stream.end_hold() or None
 
 
 def unstreamed(call, data, since):
@@ -852,12 +853,10 @@ def count_prompt(call, ask):
 
 def collect(call, since, most=MAX_ANSWER):
     """The rest of an answer's body, at most so many bytes."""
-    pulse = call.engine.pulse
     first = 0
 
     def hold(size):
         nonlocal first
-        pulse.hear(monotonic())
         if not call.kept and first + size <= steps.LARGE:
             first += size  # what is small is not counted
         else:

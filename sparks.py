@@ -78,6 +78,7 @@ from store.seal import own_seal
 
 logger = logging.getLogger("sparks")
 SOON = 5  # seconds in which the engines should have been looked at
+AGAIN = 1  # seconds until another try to write, where the database could not be written
 
 
 # ---- the master
@@ -144,7 +145,8 @@ class Service:
 
     Raises SettingsError.
 
-    app     the WSGI application
+    app      the WSGI application
+    keeping  the greenlet that writes how the engines are, or None
     """
 
     def __init__(self, settings, is_local):
@@ -157,6 +159,7 @@ class Service:
             local.adopt(settings)
         self.settings = settings
         self.is_local = is_local
+        self.keeping = None
         self.fleet = Fleet(settings)
         self.fleet.notes.append(self.keep_states)
         self.ledger = ledger.Ledger(settings)
@@ -206,12 +209,22 @@ class Service:
                 gevent.sleep(0.1)
             say(local.greeting(f"http://{reachable(self.settings.bind)}", first_key))
 
-    def keep_states(self, engine):
-        """Keep how the engines are, now that one of them has changed."""
-        try:
-            states.keep([state_of(engine, self.fleet) for engine in self.fleet.engines])
-        except DATABASE_FAULTS as error:  # the next change brings them all
-            logger.warning("the engines' states could not be kept: %s", error)
+    def keep_states(self, engine=None):
+        """Have it kept how the engines are, now that one of them has changed."""
+        if not self.keeping:  # one that has ended counts as false
+            self.keeping = gevent.spawn(self.write_states)
+
+    def write_states(self):
+        """Write how the engines are, as soon as the database can be written."""
+        said = None
+        while True:
+            try:
+                return states.keep([state_of(engine, self.fleet) for engine in self.fleet.engines])
+            except DATABASE_FAULTS as error:
+                if str(error) != said:
+                    said = str(error)
+                    logger.warning("the engines' states cannot be kept: %s", said)
+            gevent.sleep(AGAIN)
 
     def reload(self):
         """Read sparks.toml again; what is wrong with it is logged, and the old settings stay."""
@@ -228,6 +241,7 @@ class Service:
         self.gateway.bodies.most = settings.max_bodies
         self.gateway.answers.most = settings.max_bodies
         self.fleet.reload()
+        self.keep_states()
         restart = f"; {', '.join(fixed)} need a restart" if fixed else ""
         logger.warning("reload: sparks.toml was read%s", restart)
 

@@ -6,6 +6,7 @@ A stream is fed whatever the engine's socket gave, and returns what the client's
     feed(bytes) -> bytes      whole events only; never the last one
     alive(note) -> bytes      a sign of life for a silent moment: a comment with the note, or what
                               `alive_in_chunks` or the API has instead
+    end_hold() -> bytes       the content that is held back, which a silence ends as well
     end() -> bytes            the last event; raises Refusal where the answer is not whole
     fail(error) -> bytes      the last event of a stream that went wrong
     .tokens, .thoughts        how many events carried a token, and how many of these a thought; the
@@ -277,6 +278,7 @@ class ChatStream:
         self.wants_usage = usage
         self.n = n
         self.orphan = False  # a choice's thinking may leak without its opening tag
+        self.latest = {}  # then: the last chunk, but for its usage
         self.single = n == 1  # of several choices only parsing tells whose text it is
         self.events = Events()
         self.choices = {}  # index -> ChoiceState
@@ -370,12 +372,21 @@ class ChatStream:
         self.orphan = True
 
     def end_hold(self):
-        """Hold what is held no longer than to the next chunk."""
-        for choice in self.choices.values():
-            choice.leak.hurry()
+        """The client's bytes for the content that is held: none is in a silence, or at an error."""
+        choices = []
+        for index, state in self.choices.items():
+            if state.leak.unsure:
+                delta = {"content": state.leak.settle()}
+                self.note_texts(delta, state)
+                choices.append({**self.empty_choice(index), "delta": delta})
+        if not choices:
+            return b""
+        return self.write_chunk({**self.latest, "choices": choices}, b"", True)
 
     def alive(self, note="keep-alive"):
-        self.end_hold()
+        return self.end_hold() + self.sign_of_life(note)
+
+    def sign_of_life(self, note):
         index = self.open_choice()
         if self.head is None or index is None:
             return b": %b\n\n" % note.encode()
@@ -417,7 +428,7 @@ class ChatStream:
         return DONE
 
     def fail(self, error):
-        return data_event(error_body(error))
+        return self.end_hold() + data_event(error_body(error))
 
     @property
     def finished(self):
@@ -546,6 +557,8 @@ class ChatStream:
             changed = True
         if self.head is not None:
             changed = self.rename(chunk) or changed
+        if self.orphan:
+            self.latest = without(chunk, ("usage",))
         mended = []
         for choice in steps.paced(choices):
             mended.append(self.mend_choice(choice, chunk))
@@ -655,7 +668,9 @@ class ChatStream:
             changed = self.mend_calls(delta, state, chunk) or changed
             return changed if delta else None
         had_words = had_call or delta.get("content")
-        changed = self.mend_text(delta, state, finishes) or changed
+        # Of an answer that is given up, what is held comes before the error.
+        ends = finishes and choice["finish_reason"] not in GIVEN_UP
+        changed = self.mend_text(delta, state, ends) or changed
         if had_call:
             changed = self.mend_calls(delta, state, chunk) or changed
         says = any(delta.get(name) for name in ("content", "tool_calls", "refusal", *NAMES))

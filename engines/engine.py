@@ -12,7 +12,7 @@ from gevent.lock import BoundedSemaphore
 from engines.found import Found
 from engines.health import Health, Trouble
 from engines.http1 import BadAnswer, Off, Pool, Silent
-from engines.kinds import OTHER, kind_of
+from engines.kinds import OTHER, kind_of, works
 from engines.models import groups_of, has_usable_id, ids_of
 from engines.pulse import Pulse
 from errors import Refusal
@@ -26,10 +26,11 @@ MAX_LIST = 4 << 20  # bytes of a list of models
 MAX_COUNT = 16 << 20  # bytes of the answer to a count: some engines list the tokens too
 CANARY = 5  # seconds for the first canary; each further one has twice as long, up to the limit
 MOST_CANARIES = 10  # that are counted
-GONE = ("off", "loading")  # states of one that was up in which it may have been restarted
-UNANSWERED = (500, 502, 503, 504)  # statuses of an engine whose core does not answer
+GONE = ("off", "loading", "misconfigured")  # states in which one may have been restarted
 ASK_TIMEOUT = 60  # seconds for what is asked about the models: a busy engine is slow
 ASK_PATIENCE = 1  # seconds of them for which a look waits
+PROGRESS_TIMEOUT = 5  # seconds for each part of the question how far it is
+MAX_PAGE = 1 << 19  # bytes of the answer
 MAX_TOLD = 1 << 20  # bytes of the answer to such a question
 MOST_MODELS = 1000  # of one engine; the others are not looked at
 # What the reading of an engine's JSON may meet, which can be of any shape.
@@ -52,6 +53,7 @@ class Engine:
     resting   the ids of the models that it lists and loads when a request wants them
     look_due  an Event: it is to be looked at now, not only when `settings.poll` is over
     looked    the monotonic moment at which the last look ended
+    answered  the same of the last one that it answered in time
     counts    a semaphore for prompts that it is asked to count
     slots     of each of its models, and `weight`: see admission.Seats
     found     {weights of a model: found.Found}
@@ -74,7 +76,7 @@ class Engine:
         self.kind = OTHER
         self.purpose = "chat"
         self.look_due = Event()
-        self.looked = 0.0
+        self.looked = self.answered = 0.0
         self.counts = BoundedSemaphore(COUNTS)
         self.found = {}
         self.asking = None
@@ -102,11 +104,11 @@ class Engine:
             elif self.is_ailing:  # two kinds of evidence are as good as two looks
                 trouble.sure = True
             self.health.is_troubled(trouble, time())
-            self.check_patience(patience)
         else:
             self.health.is_well(time())
             self.was_up = True
         self.looked = monotonic()
+        self.check_patience(patience)
         self.pool.prune()
 
     @property
@@ -114,6 +116,13 @@ class Engine:
         """Whether requests show that it is well, better than any look could: something came to one
         of them since the last look, and none went wrong after that."""
         return self.pool.heard > max(self.looked, self.pool.failed, self.pool.ailed)
+
+    @property
+    def is_there(self):
+        """Whether its server has answered since the last look, be it what it works on, and no
+        request has gone wrong after that: /health would say no more."""
+        shown = max(self.pool.heard, self.pulse.told)
+        return shown > max(self.looked, self.pool.failed, self.pool.ailed)
 
     @property
     def is_ailing(self):
@@ -132,7 +141,7 @@ class Engine:
 
     def ask_models(self):
         """The entries of its list of models. Raises Trouble."""
-        if not self.is_heard:
+        if not self.is_there:
             status, body = self.ask("/health")
             if status >= 500:  # any other status: some engines have no such route
                 raise self.kind.unwell(status, body)
@@ -184,9 +193,12 @@ class Engine:
 
     def check_patience(self, patience):
         """One that takes connections, answers no look for so many seconds, and is at work on
-        nothing of ours, will not answer requests either."""
-        lasts = time() - self.health.since
-        if self.health.word == "busy" and lasts >= patience and not self.pulse.owed:
+        nothing of ours, will not answer requests either; but who knows of one without figures."""
+        if self.health.word != "busy":
+            self.answered = self.looked
+        lasts = self.looked - self.answered
+        idle = self.pulse.figures and not self.pulse.owing()
+        if idle and lasts >= patience and not self.figures():
             self.health.note("stuck", f"it has answered nothing for {lasts:.0f} s", time())
 
     # -- the canary
@@ -211,13 +223,13 @@ class Engine:
         self.pulse.forget()
 
     def answers(self, path, body, seconds):
-        """Whether it answers a POST within so many seconds; a refusal is an answer, too."""
+        """Whether it answers a canary, which is a POST, within so many seconds."""
         try:
             with Timeout(seconds, Silent):
                 answer = self.looks.post(path, [orjson.dumps(body)], self.headers, harmless=True)
             try:
-                answer.all(seconds, MAX_LIST)
-                return answer.status not in UNANSWERED
+                body = answer.all(seconds, MAX_LIST)
+                return works(answer.status, body)
             finally:
                 answer.close()
         except (Silent, Refusal):
@@ -227,13 +239,16 @@ class Engine:
         """Ask about each model once it is loaded, beside the looks if that takes its time."""
         fresh = not self.health.answers  # it may have been started again since
         found = {}
+        by_name = {}
         due = []
         for _, entries in groups_of(self):
             weights = self.kind.weights_of(entries[0])
+            base = by_name.get(self.kind.base_of(entries[0]))
             if self.kind.is_loaded(entries[0]):
-                one = found[weights] = self.found.get(weights) or Found()
+                one = found[weights] = base or self.found.get(weights) or Found()
+                by_name |= dict.fromkeys(ids_of(entries), one)
                 one.due = 0 if fresh else one.due
-                if one.is_due():
+                if not base and one.is_due():
                     due.append((one, entries[0]["id"]))
         self.found = found
         if due and self.purpose == "chat" and not self.asking:
@@ -267,6 +282,20 @@ class Engine:
             return answer.status, body  # which is known by then
         finally:
             answer.close(answer.ended)
+
+    def figures(self):
+        """Its kinds.Figures, or None."""
+        try:
+            return self.kind.progress(self.ask_progress)
+        except (Silent, Refusal):
+            return None
+
+    def ask_progress(self, path):
+        """(status, body) of a GET; none of a page that is too large. Raises Silent, Refusal."""
+        try:
+            return self.get(path, PROGRESS_TIMEOUT, MAX_PAGE)
+        except BadAnswer:
+            return 0, b""
 
     def get(self, path, seconds=None, most=MAX_LIST):
         """(status, body) of a GET, within so many seconds and bytes. Raises Silent, Refusal."""

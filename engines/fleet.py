@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import replace
-from time import time
+from time import monotonic, time
 
 import gevent
 from gevent import Timeout
@@ -28,6 +28,7 @@ UNAVAILABLE = {
     "stuck": "has stopped working and is being looked after",
 }
 REMIND = 60  # seconds after which the log says again that an engine does not serve
+REASONS = 10  # seconds after which it gives another reason for the same state
 
 
 class Fleet:
@@ -40,7 +41,7 @@ class Fleet:
     leaving   engines that the settings do not name any more, while requests run there
     meters    {lane: counting.Meter}
     notes     functions that are told of each change of an engine's state: (Engine)
-    told      {Engine: (its state in words, when the log said so)}
+    told      {Engine: (its state, in words too, the monotonic moment when the log said so)}
     said      {name of a model: what the log has said of its template}
     drained   engines of which the log has said that nothing runs there any more
     arranged  a function that is told when the places for requests may have changed
@@ -203,12 +204,13 @@ class Fleet:
     def tell(self, engine):
         """Say how an engine is: at each change, and now and then while it does not serve."""
         health = engine.health
-        now = time()
-        words, moment = self.told.get(engine, (None, 0.0))
-        changed = health.told() != words
-        if changed or not health.serves and now - moment >= REMIND:
-            self.told[engine] = (health.told(), now)
-            log_state(engine.url, health, now, changed)
+        now = monotonic()
+        word, words, moment = self.told.get(engine, (None, None, now))
+        lasts = now - moment
+        changed = health.word != word or health.told() != words and lasts >= REASONS
+        if changed or not health.serves and lasts >= REMIND:
+            self.told[engine] = (health.word, health.told(), now)
+            log_state(engine.url, health, time(), changed)
         if changed:
             for note in self.notes:
                 note(engine)

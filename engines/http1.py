@@ -330,7 +330,8 @@ class Pool:
     """The connections to an engine, as many as are needed at once.
 
     heard   the monotonic moment at which something of an answer came on one of them
-    failed  the same of the last request that found no connection, or to which nothing came
+    failed  the same of the last request that found no connection, or to which nothing came: not of
+            questions, since some engines or proxies cut what they do not know
     ailed   the same of the last request that ended with an error of the engine's
     """
 
@@ -577,7 +578,8 @@ class Answer:
             else:
                 data = self.receive(until - monotonic())
                 if not data and not self.retry_if_stale():
-                    self.pool.failed = monotonic()
+                    if not self.harmless:
+                        self.pool.failed = monotonic()
                     raise self.no_answer()
                 self.buffer += data
                 self.head_bytes += len(data)

@@ -70,6 +70,7 @@ UNLOADED = ("unloaded", "loading", "starting", "sleeping", "downloading", "downl
 # finish_reasons of an answer that its engine did not finish: vLLM's, and other makers'.
 GIVEN_UP = ("abort", "aborted", "error", "cancelled", "timeout")
 LOOKED_AT = 1000  # bytes of a refusal
+EVENT = re.compile(rb"^data: ?(\{.*)", re.MULTILINE)  # of a stream
 
 REFUSED = (400, 422, 500)  # statuses of a chat that a template can't take
 # A text as people send it to models, of which the tokens are counted.
@@ -147,6 +148,12 @@ class Kind:
         lists each of its `--served-model-name`s, with one `root`."""
         root = entry.get("root")
         return root if root and isinstance(root, str) else entry["id"]
+
+    def base_of(self, entry):
+        """The name of the model of which an entry is an adapter, or None: its template is that
+        model's. vLLM lists as many as it was given."""
+        base = entry.get("parent")
+        return base if isinstance(base, str) else None
 
     def short_names(self, engine_id):
         """Further names for a model whose id is a path: llama.cpp's is the file that it serves."""
@@ -377,6 +384,32 @@ def one_token(entry, purpose):
     if purpose == "embedding":
         return "/v1/embeddings", {"model": entry["id"], "input": "1"}
     return "/v1/completions", {"model": entry["id"], "prompt": "1", "max_tokens": 1}
+
+
+def works(status, body):
+    """Whether an engine's answer to a canary shows that its core works. A refusal of the request is
+    an answer, too; an error is none, though its status may be 200, and neither is a part of one."""
+    if status != 200:
+        return 400 <= status < 500 and status != 408 or status == 501
+    events = EVENT.findall(body) or [body]  # some send nothing but streams
+    choices = [choice for event in events for choice in choices_of(event)]
+    return bool(choices) and not any(choice in GIVEN_UP for choice in choices)
+
+
+def choices_of(answer):
+    """The finish_reason of each choice, or of each vector, in an answer to a canary."""
+    try:
+        value = steps.read(answer)
+    except (ValueError, RecursionError):
+        return []
+    if not value or not isinstance(value, dict):
+        return []
+    if value.get("error") or value.get("object") == "error":
+        return ["error"]
+    choices = value.get("choices", value.get("data", [value]))  # older servers have one, unnamed
+    if not isinstance(choices, list):
+        return []
+    return [choice.get("finish_reason") for choice in choices if isinstance(choice, dict)]
 
 
 def lengths_of(message):

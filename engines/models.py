@@ -233,7 +233,9 @@ class Catalogue:
         model.purpose = engine.purpose
         # It may run at any of them: so the least counts of what they can.
         told = [engine.found.get(where(engine, entries).weights) for engine, entries in groups]
-        model.found = min(filter(None, told), key=can_turn_off, default=model.found)
+        told = [found for found in told if found]
+        known = [found for found in told if found.table]
+        model.found = min(known or told, key=can_turn_off, default=model.found)
         model.asked = model.found.table
         model.context = min(filter(None, contexts), default=model.found.context)
         model.loaded = any(engine.serves for engine, _ in groups)

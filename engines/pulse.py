@@ -8,6 +8,7 @@ Times are passed in: seconds of a clock that nobody sets.
 """
 
 LEAST = 0.02  # seconds between two looks
+FIRST = 0.5  # seconds, at most, until the first one
 WANTED = 2  # looks for which somebody's wish to know lasts
 
 
@@ -19,6 +20,7 @@ class Pulse:
              still being sent, or nobody reads it because its client does not
     heard    the moment of the last token on any of its connections, or of an answer's end
     asked    it has been asked for its figures
+    told     the moment at which it gave some
     figures  the last kinds.Figures; None: it never had any, and has the clock alone
     changed  the moment at which they changed
     lost     the moment since which it knows of fewer requests than it was sent, or None
@@ -37,6 +39,7 @@ class Pulse:
         self.heard = self.changed = 0.0
         self.resting = 0.0
         self.asked = False
+        self.told = 0.0
         self.figures = self.lost = None
 
     # -- what it owes
@@ -83,13 +86,13 @@ class Pulse:
         self.heard = now
 
     def is_due(self, now, quiet):
-        """Whether its figures should be asked for: it owes an answer, and has been quiet for so
-        long, or was never asked, or somebody wants to know."""
+        """Whether its figures should be asked for: it was never asked, while it could still say, or
+        it owes an answer, and has been quiet for so long, or somebody wants to know."""
         if self.owing():
             self.resume(now)
         else:
             self.rest(now)
-            return False
+            return not self.asked
         return not self.asked or now - self.heard >= quiet or now - self.wanted <= WANTED * quiet
 
     def measure(self, figures, now, quiet):
@@ -100,6 +103,7 @@ class Pulse:
         self.asked = True
         if figures is None:
             return
+        self.told = now
         if self.figures is None or figures.work != self.figures.work:
             self.changed = now
         self.figures = figures
@@ -134,6 +138,6 @@ class Pulse:
         """Seconds until there may be something to see: until it has been quiet for so long, or
         would be stuck."""
         if self.resting is not None:
-            return quiet
+            return quiet if self.asked else min(quiet, FIRST)
         ahead = [now + quiet, self.heard + quiet, self.heard + patience, self.changed + patience]
         return max(min(moment for moment in ahead if moment > now) - now, LEAST)

@@ -10,6 +10,7 @@ Source: the chat templates of GLM, Qwen, DeepSeek and gpt-oss.
 
 import re
 
+import steps
 from reasoning import (
     ASKED,
     ECHOED,
@@ -29,6 +30,7 @@ from reasoning import (
 )
 
 ASKED_IN = [{"role": "user", "content": "What is 2+2?"}]
+ANOTHER = [{"role": "user", "content": "What is 3+3?"}]  # as long: some count and tell no more
 STRANGE = "zqz"  # a word of effort that no template knows
 USUAL = ""  # no word at all, which counts as a medium effort
 RANKS = {USUAL: WORDS.index("medium"), **{word: at for at, word in enumerate(WORDS)}}
@@ -43,7 +45,7 @@ ECHOED_ALONE = ("low", "medium", "high")
 
 
 class Unclear(Exception):
-    """The prompts tell nothing: there are none, or the same question has two."""
+    """The prompts tell nothing: there are none, all are the same, or one question has two."""
 
 
 def table_of(prompt, as_field=False):
@@ -57,7 +59,7 @@ def table_of(prompt, as_field=False):
         return prompt(messages=ASKED_IN, chat_template_kwargs=kwargs)
 
     plain = made_with()
-    if not plain:
+    if not plain or prompt(messages=ANOTHER) == plain:
         raise Unclear
     switches = tuple(name for name in SWITCHES if is_switch(made_with, name))
     on = dict.fromkeys(switches[:1], True)
@@ -133,14 +135,16 @@ def name_of_rest(strange, rest, known, made):
             return named[-1]
     if "high" in rest and ("max" in known or "medium" in known):
         return "high"
-    # GLM takes what it does not know for max.
-    if "high" in known and "max" in rest and ("low" in known or not isinstance(strange, str)):
+    # GLM takes what it does not know for max; it may have no word for low, but none for medium.
+    alike = "low" in known or not isinstance(strange, str) and "medium" not in known
+    if "high" in known and "max" in rest and alike:
         return "max"
     return USUAL
 
 
 def says(prompt, word):
     """How often a prompt (a text) has that word."""
+    steps.pause()
     return len(re.findall(rf"(?<![A-Za-z]){word}(?![A-Za-z])", prompt, re.IGNORECASE))
 
 
@@ -158,7 +162,7 @@ def table_for(switches, words, as_field):
     about = "a template without a switch"
     if switches:
         about = f"a template with the switch {switches[0]}"
-    if efforts := sorted(set(words.values()) - {USUAL}, key=RANKS.get):
+    if efforts := sorted(set(words.values()) - {USUAL}, key=rank):
         about += f", with the efforts {', '.join(efforts)}"
     return Table("found", about, levels, on, (*switches, "reasoning_effort"), switches)
 
@@ -183,7 +187,7 @@ def chosen_for(word, words):
     where no thinking is wanted, the least."""
     if word in words:
         return words[word]
-    efforts = sorted(set(words.values()) - {"none"}, key=RANKS.get)
+    efforts = sorted(set(words.values()) - {"none"}, key=rank)
     if LEVEL_OF[word] == "off" and "none" in words.values():
         return "none"
     if not efforts:
@@ -191,6 +195,11 @@ def chosen_for(word, words):
     if LEVEL_OF[word] == "off":
         return efforts[0]
     return min(efforts, key=lambda one: distance(word, one))
+
+
+def rank(word):
+    """Where a word stands among others: no word before the medium one."""
+    return RANKS[word], word
 
 
 def distance(word, other):
@@ -252,6 +261,12 @@ def tool_with(field, definition):
 
 def common(one, other):
     """How long the beginning is that two prompts have in common."""
-    pairs = zip(one, other, strict=False)
-    length = min(len(one), len(other))
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), length)
+    length = 0
+    most = min(len(one), len(other))
+    while length < most:
+        middle = (length + most + 1) // 2
+        if one[length:middle] == other[length:middle]:
+            length = middle
+        else:
+            most = middle - 1
+    return length

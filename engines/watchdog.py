@@ -5,14 +5,9 @@ from time import monotonic, time
 
 import gevent
 
-from engines.http1 import BadAnswer, Silent
-from errors import Refusal
-
 logger = logging.getLogger("sparks")
 QUIET = 5  # seconds of silence, at most, after which it is asked how far it is;
 PARTS = 4  # or such a part of `stuck_after`, or `poll`
-QUESTION = 5  # seconds for each part of that question
-MAX_PAGE = 1 << 19  # bytes of the answer
 
 
 class Watchdog:
@@ -44,27 +39,14 @@ class Watchdog:
     def look(self):
         """Ask how far it is, if there is doubt, and say so if it is stuck."""
         known = self.engine.health.word == "stuck"
-        if known or not self.pulse.is_due(monotonic(), self.quiet):
+        seen = self.engine.was_up  # so that its kind is known
+        if known or not seen or not self.pulse.is_due(monotonic(), self.quiet):
             return
-        self.pulse.measure(self.figures(), monotonic(), self.quiet)
+        self.pulse.measure(self.engine.figures(), monotonic(), self.quiet)
         now = monotonic()
         if self.pulse.is_stuck(now, self.settings.stuck_after):
             self.engine.health.note("stuck", self.reason(now), time())
             self.told(self.engine)
-
-    def figures(self):
-        """Its kinds.Figures, or None."""
-        try:
-            return self.engine.kind.progress(self.ask)
-        except (Silent, Refusal):
-            return None
-
-    def ask(self, path):
-        """(status, body) of a GET; none of a page that is too large. Raises Silent, Refusal."""
-        try:
-            return self.engine.get(path, QUESTION, MAX_PAGE)
-        except BadAnswer:
-            return 0, b""
 
     def reason(self, now):
         """Why it is stuck, for its owner."""

@@ -113,11 +113,6 @@ class LeakedThinking:
             return "", self.settle()
         return "", ""
 
-    def hurry(self):
-        """Wait for a tag no longer than to the next piece of the text."""
-        if self.unsure:
-            self.size = MOST_CHARACTERS
-
     def settle(self):
         """No tag is waited for any more: the content that was held for it."""
         self.orphan = False
@@ -131,10 +126,10 @@ class LeakedThinking:
 
 def around_orphan(content):
     """(the reasoning, the answer) in a content round a closing tag that has lost its opening one,
-    or (None, None)."""
+    or (None, None), as for one that is quoted: in a block of code and in JSON, too."""
     before, tag, after = content.partition(CLOSE)
-    quoted = before.endswith(("`", "'", '"'))
-    if tag and OPEN not in before and not quoted:
+    quoted = before.endswith(("`", "'", '"')) or before.count("```") % 2
+    if tag and OPEN not in before and not quoted and not before.lstrip().startswith("{"):
         return before.strip(), after.lstrip()
     return None, None
 

@@ -247,13 +247,13 @@ class MessageStream(PieceStream):
     # -- the end
 
     def alive(self, note=""):
-        self.end_hold()
+        out = self.end_hold()
         if note:
-            return b": %b\n" % note.encode() + PING
-        return PING
+            out += b": %b\n" % note.encode()
+        return out + PING
 
     def fail(self, error):
-        return b"event: error\ndata: " + refusal(error) + b"\n\n"
+        return self.end_hold() + b"event: error\ndata: " + refusal(error) + b"\n\n"
 
     def end(self):
         """What is still to be said, and the last two events."""

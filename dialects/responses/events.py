@@ -96,8 +96,9 @@ class ResponseStream(PieceStream):
 
     def alive(self, note=""):
         """Events, since clients count no comments; a note is one all the same."""
-        self.end_hold()
-        out = b": %b\n\n" % note.encode() if note else b""
+        out = self.end_hold()
+        if note:
+            out += b": %b\n\n" % note.encode()
         if not self.begun:
             return out + self.begin()
         return out + self.writer.event(b"in_progress", self.response_field(b"in_progress"))
@@ -118,7 +119,7 @@ class ResponseStream(PieceStream):
 
     def fail(self, error):
         failed = {"code": code_of(error), "message": error.message}
-        out = self.begin()
+        out = self.begin() + self.end_hold()
         return out + self.writer.event(b"failed", self.response_field(b"failed", failed))
 
     # -- the Response

@@ -128,7 +128,7 @@ def pid_of(url):
 
 def test_stopped(mortal, stock, tmp_path):
     """Three requests for its two slots are no trouble; then it is stopped, its server with it: found out, and back."""
-    patch = "import engines.watchdog; engines.watchdog.QUESTION = 0.5"
+    patch = "import engines.engine; engines.engine.PROGRESS_TIMEOUT = 0.5"
     with started(mortal, tmp_path, stock, patch, keepalive=0.2, stuck_after=1, max_active=3) as gateway:
         streams = [gateway.client().open() for _ in range(3)]
         for stream in streams:

@@ -40,6 +40,16 @@ def test_others_of_that_id_stand_in_for_each_other():
     assert known(engine("a", "x"), engine("b", "x", purpose="embedding")) == {"x*": ["a"]}
 
 
+def test_what_one_engine_has_told_is_known_of_their_model():
+    """Where the first one could not be asked yet."""
+    first, second = engine("a", "x"), engine("b", "x")
+    first.found, second.found = {"x": Found(context=9)}, {"x": Found(table=TABLES["qwen"])}
+    for engines, expected in (((first, second), second), ((first,), first), ((engine("c", "x"), first), first)):
+        settings = SimpleNamespace(model=None, models=[], reasoning_field="both")
+        model, = Catalogue(settings, engines).models()
+        assert model.found is expected.found["x"] and model.table.name == ("qwen" if expected is second else "glm")
+
+
 def test_one_name_for_all_of_them():
     """The setting `model` means the first engine's; others that have the same model have it with it."""
     assert known(engine("a", "x"), engine("b", "x", "y"), model="glm") == {"glm*": ["a", "b"], "y": ["b"]}

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.kinds import KINDS, LLAMA_CPP, OTHER, VLLM, Figures
+from engines.kinds import KINDS, LLAMA_CPP, OTHER, VLLM, Figures, works
 from engines.pulse import Pulse
 from support import SUPPORT
+from support.engine import DONE, compact, completion, died, embeddings, text_chunks, text_completion
 
 QUIET, PATIENCE = 5, 60
 
@@ -293,3 +294,28 @@ def test_canary():
         assert kind.canary(entry, "embedding") == ("/v1/embeddings", {"model": "glm", "input": "1"})
     assert OTHER.canary(entry, "chat") is None
     assert LLAMA_CPP.canary({**entry, "status": {"value": "unloaded"}}, "chat") is None
+
+
+TEXT = text_completion("!")
+
+
+SAID = [
+    (200, TEXT, True), (200, embeddings([0.5]), True), (200, {**TEXT, "error": None}, True), (200, completion("!"), True),
+    (200, b"".join(text_chunks("!", usage=True)), True),
+    (200, {"content": "!", "stop": True}, True),        # llama.cpp's of before it had OpenAI's form
+    (400, {"detail": "x"}, True), (401, {}, True), (404, b"", True), (429, b"", True), (501, b"", True),
+    (200, {"error": {"message": "EngineCore died", "code": 500}}, False), (200, {"error": "dead"}, False),
+    (200, {"object": "error", "message": "dead"}, False), (200, {**TEXT, "choices": []}, False),
+    (200, {**TEXT, "choices": [{**TEXT["choices"][0], "finish_reason": "abort"}]}, False),
+    (200, {"object": "list", "data": []}, False), (200, {"choices": None}, False), (200, {"choices": [1]}, False),
+    (200, died() + DONE, False), (200, text_chunks("!")[0] + died() + DONE, False), (200, DONE, False), (200, b": ping\n\n", False),
+    (200, b"", False), (200, b"<html>Welcome", False), (200, b"[]", False), (200, b"{}", False), (200, b"[" * 100_000, False),
+    (204, b"", False), (302, b"", False), (307, b"", False), (408, b"", False), (500, b"", False), (502, b"<html>", False),
+    (503, b"", False), (504, b"", False), (524, b"", False), (529, b"", False),
+]
+
+
+def test_what_a_canary_says():
+    """A refusal shows that the core works; an error does not, nor what is no answer at all."""
+    for status, body, work in SAID:
+        assert works(status, body if isinstance(body, bytes) else compact(body)) is work, (status, body)

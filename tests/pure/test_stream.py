@@ -1118,6 +1118,9 @@ ORPHANS = [  # the events; what the client has of them in the end; the content t
     ("4|STOP", ("", "4", {}, "stop"), ""), ("4 and| so on|LENGTH", ("", "4 and so on", {}, "length"), ""),
     ("hm|</thi|STOP", ("", "hm</thi", {}, "stop"), ""), ("\n|STOP", ("", "\n", {}, "stop"), ""),
     ("Use `|</think>`| to end it|STOP", ("", "Use `</think>` to end it", {}, "stop"), "Use `</think>` to end it"),
+    ("Use\n```\n|</think>|\n```\nto end it|STOP", ("", "Use\n```\n</think>\n```\nto end it", {}, "stop"), "Use\n```\n</think>\n```\nto end it"),
+    ("```\nx\n```\n|</think>4|STOP", ("```\nx\n```", "4", {}, "stop"), "4"),
+    ('{"a": "b |</think> c"}|STOP', ("", '{"a": "b </think> c"}', {}, "stop"), '{"a": "b </think> c"}'),
     ("<think>hm</think>|4|STOP", ("hm", "4", {}, "stop"), "4"), ("<thi|nk>hm|</think>4|STOP", ("hm", "4", {}, "stop"), "4"),
     ("Look: |<think>a</think>|STOP", ("", "Look: <think>a</think>", {}, "stop"), "Look: <think>a</think>"),
     ("I look it up.|\n</think>|CALL|STOP", ("I look it up.", "", BEGUN, "tool_calls"), ""),
@@ -1175,11 +1178,25 @@ def test_only_what_can_be_an_orphan_is_held():
     script = list(orphan_events("2+2 is|easy|</think>4|STOP"))
     assert [bool(ChatStream().feed(event)) for event in script] == [True] * 4
     stream = expecting()
-    assert not stream.feed(script[0]) and stream.alive() == b": keep-alive\n\n"
-    assert client(stream.feed(script[1]))[1] == "2+2 iseasy"
+    assert not stream.feed(script[0])
+    said = stream.alive()
+    assert said.endswith(b": keep-alive\n\n") and client(said)[1] == "2+2 is" and stream.alive() == b": keep-alive\n\n"
+    assert client(stream.feed(script[1]))[1] == "easy"
     stream = expecting()
     stream.alive()                                      # nothing had come: that was the prompt's time
     assert [bool(stream.feed(event)) for event in script] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("last", [sse({"error": {"message": "dead", "code": 500}}), ev({}, "abort"), ev({"content": "!"}, "abort"), b""])
+def test_what_is_held_comes_before_an_error(last):
+    stream = expecting(n=2, usage=True)
+    held = b"".join(map(stream.feed, [ev({"role": "assistant", "content": "2+2"}), ev({"content": "hm"}, index=1), last]))
+    with pytest.raises(Refusal) as caught:
+        stream.end()
+    words, error = (held + stream.fail(caught.value)).rstrip().rsplit(b"\n\n", 1)
+    words += b"\n\n"
+    assert client(words)[:2] == ("", "2+2!" if b"!" in last else "2+2") and client(words, 1)[:2] == ("", "hm")
+    assert b'"error"' in error and b'"usage"' not in words and stream.fail(caught.value).count(b"data:") == 1
 
 
 def test_logprobs_and_usage_go_on_while_content_is_held():

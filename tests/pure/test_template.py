@@ -161,6 +161,14 @@ def test_words_of_effort(template, expected):
     assert found.table.can_turn_off == (expected[0][0] == OFF)
 
 
+def test_without_texts_what_other_words_mean_is_not_guessed():
+    """Under a template that takes them for the least there is, the longest thinking is what it has a word for."""
+    least = "{{- {'medium': 2, 'high': 3}.get(reasoning_effort if reasoning_effort is defined else '', 1) -}}{{- messages[0].content -}}"
+    found = Found()
+    found.ask(kinds.VLLM, engine_with(least, texts=False), "m")
+    assert found.table.levels["max"].kwargs == {"reasoning_effort": "high"} and found.table.levels["low"].kwargs == {}
+
+
 def test_without_texts_the_tokens_tell():
     found = [found_of(name, texts=False).table for name in EXPECTED]
     assert [(table.name, table.late_system, table.bare_schemas, table.origin) for table in found] == [
@@ -195,6 +203,17 @@ def test_prompts_that_never_repeat_say_nothing():
     times = iter(range(100))
     with pytest.raises(Unclear):
         table_of(lambda **_: str(next(times)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_that_says_the_same_of_all_chats_says_nothing(kind):
+    """Or of all that are equally long."""
+    answer = 200, b'{"count":3,"tokens":[1,2,3],"prompt":"1 2 3"}'
+    assert found_of("glm", kind, **{"tokenize": answer, "apply-template": answer}).table is None
+    found = Found()
+    found.ask(KINDS[kind], lambda path, question: (200, orjson.dumps({"tokens": [*range(len(orjson.dumps(question["messages"])))],
+                                                                      "prompt": "x" * len(orjson.dumps(question["messages"]))})), "m")
+    assert (found.table, found.due) == (None, PAUSE)
 
 
 def test_it_is_asked_again_later_and_what_was_known_stays():

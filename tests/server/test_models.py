@@ -1,16 +1,21 @@
 """Models: what is listed, and how a client's name finds one, on the real server."""
 import errno
 import os
+import sqlite3
 import ssl
 import subprocess
 import sys
 import time
+from contextlib import closing
+from itertools import count
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 
 from engines import engine as engines_side
 from engines import http1
+from engines.fleet import Fleet
 from engines.models import ids_of
 from errors import Refusal
 from support import ROOT
@@ -298,6 +303,60 @@ def test_requests_that_are_answered_are_better_evidence(engine, looked_at, name)
     assert looked_at.serves == (WORDS.get(name, ("off",))[0] == "busy")
 
 
+def test_one_look_is_enough_after_a_request_that_went_wrong(engine, looked_at):
+    """Together they are two kinds of evidence; what comes after it makes up for it."""
+    for answered, serves in ((False, False), (True, True)):
+        looked_at.note_fault()
+        assert looked_at.look_due.is_set()
+        looked_at.look()
+        assert looked_at.health.word == "up"        # it was the request's own fault
+        looked_at.note_fault()
+        if answered:
+            looked_at.post("/tokenize", [b'{"prompt": "a"}'])
+        engine.on(HEALTH, [Json({}, 500)])
+        looked_at.look()
+        assert looked_at.serves is serves
+        del engine.routes[HEALTH]
+        looked_at.look()
+
+
+class Waits:
+    owed_since = 0.0                                # a request that its engine has
+
+
+def test_the_pause_between_looks(engine, looked_at):
+    """Longer where figures tell as much meanwhile, shorter where it is gone."""
+    fleet = SimpleNamespace(settings=SimpleNamespace(poll=5))
+    found = [Fleet.pause_after(fleet, looked_at)]
+    looked_at.pulse.owe(Waits(), 0.0)
+    found.append(Fleet.pause_after(fleet, looked_at))
+    looked_at.pulse.measure(looked_at.figures(), 1.0, 5)
+    found.append(Fleet.pause_after(fleet, looked_at))
+    engine.stop()
+    looked_at.look()
+    assert [*found, Fleet.pause_after(fleet, looked_at)] == [5, 5, 10, 0.5]
+
+
+def test_a_full_engine_is_no_fault(gateway, engine):
+    """A look follows at once what may be an engine's end, and not what says that it has much to do."""
+    front = gateway(poll=30)
+
+    def looks():
+        return sum(probe.path == LISTED for probe in engine.probes)
+
+    def refused(status):
+        engine.always([Json({"error": {"message": "the queue is full"}}, status)])
+        assert ask(front).status == status
+
+    seen = looks()
+    for status in (503, 429, 400):
+        refused(status)
+        time.sleep(0.2)                             # twice what such a look would wait for
+    assert looks() == seen
+    refused(500)
+    engine.wait_until(lambda: looks() > seen, 5)
+
+
 def test_one_that_closes_looks_and_requests_is_off(engine, looked_at):
     engine.on(HEALTH, [Close()])
     engine.always([Close()])
@@ -397,6 +456,22 @@ def test_what_the_start_says_and_the_log_repeats(engine, tmp_path, stock):
         assert f"engine      {engine.url} is misconfigured: it wants another key (401)" in front.log
         engine.key = None
         wait_until(lambda: f"engine {engine.url} is up" in front.log, 10)
+
+
+def test_the_log_is_not_flooded(gateway, engine):
+    """Another reason at each look is no change of the state; the owner's command knows the state however long the database was
+    locked in the moment of the change."""
+    front, looks = gateway(poll=0.05), count()
+    wait_until(lambda: f"engine {engine.url} is up" in front.log, 5)
+    with closing(sqlite3.connect(front.db, isolation_level=None)) as owner:
+        owner.execute("BEGIN IMMEDIATE")
+        engine.on(HEALTH, lambda request: [Json({}, 500 + next(looks) % 5)])
+        wait_until(lambda: state_in(front, engine.url) == "off", 5)
+        seen = len(engine.probes)
+        engine.wait_until(lambda: len(engine.probes) > seen + 20, 10)
+        owner.execute("COMMIT")
+    wait_until(lambda: "off, for" in engines_of(front), 5)
+    assert front.log.count(f"engine {engine.url} is off") < 5 and front.log.count("cannot be kept") == 1
 
 
 def state_in(front, url):
@@ -830,7 +905,7 @@ def test_the_same_model_on_two_engines(gateway, both):
     first, second = both
     second.models, second.embeds = first.models, False
     front = gateway(upstream(both), wait="alive")
-    wait_until(lambda: gauges(front)["sparks_slots"] == 16, 5)      # of both
+    wait_until(lambda: front.log.count(" is up") == 2, 10)
     assert reaches(first, ask(front), OWN)
     first.stop()
     end = time.monotonic() + 5

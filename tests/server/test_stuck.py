@@ -15,6 +15,7 @@ from support.client import Truncated
 from support.engine import (
     KEEP_ALIVE,
     Dribble,
+    Early,
     Engine,
     Hang,
     Head,
@@ -199,6 +200,64 @@ def test_it_is_let_in_by_a_canary_alone(one):
     assert one.client().post(CHAT, BODIES[CHAT]).status == 200
 
 
+def test_a_wrong_key_is_no_way_back(one):
+    """What is misconfigured meanwhile is in doubt as before."""
+    engine = one.engine
+    hang(engine)
+    runs = begin(one, stream=True)
+    wait_stuck(one)
+    runs.close()
+    engine.on("/v1/models", [Json({"error": "Unauthorized"}, 401)])
+    wait_until(lambda: state(one) == "misconfigured", 5)
+    seen = len(canaries(engine))
+    engine.canary = [DEAD]
+    engine.routes.clear()
+    engine.wait_until(lambda: len(canaries(engine)) > seen + 1, 10)
+    assert state(one) == "loading" and one.client().post(CHAT, BODIES[CHAT]).status == 503
+    engine.canary, engine.answer = None, None
+    wait_up(one)
+
+
+def test_spaces_are_no_answer(one):
+    """What drips in front of a plain answer that never comes is no sign of work."""
+    hang(one.engine)
+    one.engine.always([Head(framing=9000, type="application/json"), Dribble(b" " * 9000, 1, 0.02)])
+    answer = begin(one).answer()
+    assert answer.status == 502 and answer.json()["error"]["code"] == "engine_stuck"
+    one.engine.reset()
+
+
+CLOCK = """
+import time
+real = time.time
+time.time = lambda: real() + float(open({file!r}).read())
+from engines import engine
+engine.LOOK_TIMEOUT = engine.PROGRESS_TIMEOUT = 0.2
+"""
+
+
+def test_one_that_owes_nothing_and_is_slow_is_busy(stock, tmp_path):
+    """However long, and whatever the wall clock shows, as long as it still says how far it is."""
+    clock = tmp_path / "clock"
+    clock.write_text("0")
+    with Engine() as engine, started(engine, tmp_path, stock, CLOCK.format(file=str(clock)), **STEADY) as front:
+        wait_until(lambda: any(FIGURES in probe.path for probe in engine.probes), 5)
+        for path in ("/health", "/v1/models"):
+            engine.on(path, [Hang()])
+        wait_until(lambda: state(front) == "busy", 5)
+        (tmp_path / "new").write_text("100000")
+        (tmp_path / "new").replace(clock)
+        asked = len(engine.probes)
+        engine.wait_until(lambda: sum(FIGURES in probe.path for probe in engine.probes[asked:]) > 1, WITHIN)
+        assert state(front) == "busy" and front.client().post(CHAT, BODIES[CHAT]).status == 200
+        engine.play(Early(), Hang())                # it takes no more of this one
+        large = begin(front, messages=[{"role": "user", "content": "long " * 2_000_000}])
+        engine.wait_for(2)
+        engine.on(FIGURES, [Hang()])
+        wait_stuck(front)
+        assert large.answer().json()["error"]["code"] == "engine_stuck"
+
+
 def canaries(engine):
     return [probe for probe in engine.probes if probe.method == "POST" and probe.path in (TEXTS, "/v1/embeddings")]
 
@@ -279,8 +338,27 @@ LIKE = {
                          False),
     "is of another kind": ([Hang()], {"/v1/models": [Json({"data": [{"id": "is of another kind", "owned_by": "somebody"}]})]}, False),
 }
+
+
+class Sudden:
+    """It answers nothing any more from its first request on, about its work neither."""
+
+    def __init__(self):
+        self.asked, self.begun = threading.Event(), threading.Event()
+
+    def slots(self, request):
+        self.asked.set()
+        return [Hang()] if self.begun.is_set() else None
+
+    def work(self, request):
+        self.begun.set()
+        return [Hang()]
+
+
+SUDDEN = Sudden()
 LLAMA = {
     "llama hangs": ([Hang()], {}, True),
+    "llama hangs at once": (SUDDEN.work, {"/slots": SUDDEN.slots}, True),
     "llama has no slots": ([Hang()], {"/slots": [Json({"error": {"code": 501}}, 501)]}, False),
     "llama works": ([Hang()], {"/slots": busy_slots}, False),
 }
@@ -291,11 +369,12 @@ def test_who_is_stuck(stock, tmp_path):
     table = {**LIKE, **LLAMA}
     with several(table) as engines:
         upstream = ",".join(engine.url for engine in engines.values())
-        front = Patched(tmp_path, upstream, stock, "import engines.watchdog; engines.watchdog.QUESTION = 0.3", max_active=100,
+        front = Patched(tmp_path, upstream, stock, "import engines.engine; engines.engine.PROGRESS_TIMEOUT = 0.3", max_active=100,
                         **STEADY)
         try:
             front.wait_alive()
             wait_until(lambda: len(front.client().get("/v1/models").json()["data"]) == len(table), 10)
+            assert SUDDEN.asked.wait(5)             # before it owes anything
             calls = {name: begin(front, model=name, stream=True) for name in table}
             reader = threading.Thread(target=drain, args=[calls["sends tokens"]], daemon=True)
             reader.start()

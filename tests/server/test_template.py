@@ -11,7 +11,19 @@ from support import engine as engine_side
 from support import responses
 from support.chat import PATH as CHAT
 from support.chat import deltas
-from support.engine import MODELS, Close, Engine, Head, Json, Pause, Wait, chat_chunks, completion
+from support.engine import (
+    MODELS,
+    Close,
+    Engine,
+    Hang,
+    Head,
+    Json,
+    Pause,
+    Wait,
+    chat_chunks,
+    completion,
+    died,
+)
 from support.gateway import started
 from support.messages import transcript
 from support.processes import wait_until
@@ -122,6 +134,17 @@ def test_it_is_asked_once_for_each_load(gateway, engine):
     assert len(engine.learned) == 3 * asked
 
 
+def test_adapters_have_the_template_of_their_model(gateway, engine):
+    engine.template = TEMPLATES["no-switch"]
+    engine.models = [{"id": "base", "max_model_len": 5000, "root": "/base"},
+                     *({"id": f"adapter{n}", "root": f"/{n}", "parent": "base", "max_model_len": 5000} for n in range(50))]
+    front = gateway(poll=0.05)
+    assert len(engine.learned) < 40
+    for fields in ({"model": "base"}, {"model": "adapter49"}):
+        assert post(front, CHAT, reasoning_effort="none", **fields).status == 200
+        assert engine.requests[-1].json()["chat_template_kwargs"] == LEAST
+
+
 def test_what_the_settings_say_wins(gateway, engine):
     engine.template = TEMPLATES["no-switch"]
     front = gateway(config=f'[models."{OWN}"]\neffort = "qwen"\n')
@@ -159,6 +182,18 @@ def test_a_question_in_vain_is_asked_again(gateway, engine):
     assert told(front)["table"] == "glm"
     engine.on("/tokenize", None)
     wait_until(lambda: told(front)["table"] == "no-switch", 5)
+
+
+def test_a_question_in_vain_says_nothing_of_the_engine(gateway, engine):
+    """A proxy before it that cuts what it does not know: its looks may go wrong as those of any other."""
+    engine.on("/tokenize", [Close()])
+    front = gateway(poll=0.05)
+    asked = len(engine.learned)
+    wait_until(lambda: len(engine.learned) > asked, 5)
+    engine.on("/v1/models", [Close()])
+    before = len(engine.probes)
+    wait_until(lambda: len(engine.probes) > before + 6, 5)
+    assert post(front, CHAT).status == 200 and "is off" not in front.log
 
 
 def test_a_model_that_is_not_loaded_is_not_loaded_by_a_question(gateway, engine):
@@ -270,14 +305,33 @@ def test_an_answer_that_is_just_one_is_all_there(front, model, path, fields):
 
 @pytest.mark.parametrize("path, fields", [WAYS[0], WAYS[3], WAYS[5]])
 def test_what_is_held_comes_with_the_keep_alive_at_the_latest(front, model, path, fields):
-    """An answer that comes slowly is kept from the client no longer: then with the next word of it."""
+    """An answer that comes slowly is kept from the client no longer."""
     chunks, go_on = chat_chunks(["one", " two", " three"], usage=True), Event()
-    model.play(*chunks[:2], Pause(0.8), chunks[2], Wait(go_on), *chunks[3:])
+    model.play(*chunks[:2], Wait(go_on), *chunks[2:])
     answer = post(front, path, stream=True, **fields)
-    seen = until_said(answer, b"one two")
-    assert b"three" not in seen
+    assert b"two" not in until_said(answer, b"one")
     go_on.set()
     assert b"three" in answer.read_all()
+
+
+@pytest.mark.parametrize("path, fields", [WAYS[0], WAYS[3]])
+@pytest.mark.parametrize("end", [[], [Close()], [died()], chat_chunks(" two", finish="abort", usage=True)[1:]])
+def test_what_is_held_comes_before_an_error(front, model, path, fields, end):
+    model.play(*chat_chunks("one", usage=True)[:2], *end)
+    text = post(front, path, stream=True, **fields).read_all()
+    assert b"one" in text and (b"event: error" in text or b'"error":{' in text)
+
+
+@pytest.mark.parametrize("path, fields", [WAYS[0], WAYS[3], WAYS[5]])
+def test_a_stall_after_what_was_held_is_one(gateway, engine, path, fields):
+    """And no answer that has not begun."""
+    engine.template = TEMPLATES["no-switch"]
+    front = gateway(keepalive=0.3, stall_timeout=1)
+    engine.play(*chat_chunks("one two", usage=True)[:2], Hang())
+    text = post(front, path, stream=True, **fields).read_all()
+    assert b"one" in text and b"no token for 1 seconds" in text
+    wait_until(lambda: rows(front.db), 5)
+    assert rows(front.db)[-1]["error"] == "upstream_timeout" and rows(front.db)[-1]["first_ms"] is not None
 
 
 def until_said(answer, words):

@@ -440,7 +440,7 @@ def _vllm_model(model, now):
                   "allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False, "organization": "*",
                   "group": None, "is_blocking": False}
     return {"id": model["id"], "object": "model", "created": now, "owned_by": "vllm",
-            "root": model.get("root", model["id"]), "parent": None, "max_model_len": model.get("max_model_len"),
+            "root": model.get("root", model["id"]), "parent": model.get("parent"), "max_model_len": model.get("max_model_len"),
             "permission": [permission]}
 
 
@@ -539,7 +539,7 @@ def _llama_answer(ask):
 
 
 PROBES = {"/tokenize", "/apply-template"}       # POSTs that ask about the engine
-OWN = (b"What is 2+2?", b"the average of all values", b"cache_config_info", b"/props")     # in what it is asked about a model
+OWN = (b"What is 2+2?", b"What is 3+3?", b"the average of all values", b"cache_config_info", b"/props")     # in what it is asked about a model
 
 
 def probe_answer(engine, request):
