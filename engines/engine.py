@@ -227,11 +227,7 @@ class Engine:
         try:
             with Timeout(seconds, Silent):
                 answer = self.looks.post(path, [orjson.dumps(body)], self.headers, harmless=True)
-            try:
-                body = answer.all(seconds, MAX_LIST)
-                return works(answer.status, body)
-            finally:
-                answer.close()
+            return works(*whole(answer, seconds, MAX_LIST))
         except (Silent, Refusal):
             return False
 
@@ -277,11 +273,7 @@ class Engine:
         if question is None:
             return self.get(path)
         answer = self.pool.post(path, [orjson.dumps(question)], self.headers, harmless=True)
-        try:
-            body = answer.all(LOOK_TIMEOUT, MAX_TOLD)
-            return answer.status, body  # which is known by then
-        finally:
-            answer.close(answer.ended)
+        return whole(answer, LOOK_TIMEOUT, MAX_TOLD, reuse=True)
 
     def figures(self):
         """Its kinds.Figures, or None."""
@@ -307,17 +299,23 @@ class Engine:
                 late = Silent
         with Timeout(seconds, late):  # the name's look-up included
             answer = self.looks.get(path, self.headers)
-        try:
-            body = answer.all(seconds, most)
-            return answer.status, body
-        finally:
-            answer.close()
+        return whole(answer, seconds, most)
 
     def post(self, path, body):
         """The body of the answer to a question; b"" if it is no 200. Raises Silent, Refusal."""
         answer = self.pool.post(path, body, self.headers, harmless=True)
-        try:
-            data = answer.all(COUNT_TIMEOUT, MAX_COUNT)
-            return data if answer.status == 200 else b""
-        finally:
-            answer.close(answer.ended)
+        status, data = whole(answer, COUNT_TIMEOUT, MAX_COUNT, reuse=True)
+        return data if status == 200 else b""
+
+
+def whole(answer, seconds, most, reuse=False):
+    """(status, body) of an Answer that is still to come, within so many seconds and bytes. Raises
+    Silent, Refusal.
+
+    reuse  its connection may serve again
+    """
+    try:
+        body = answer.all(seconds, most)
+        return answer.status, body  # which is known by then
+    finally:
+        answer.close(reuse and answer.ended)

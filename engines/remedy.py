@@ -15,7 +15,7 @@ TIME = 300  # seconds until a command that still runs is killed
 LINE = 500  # characters of a line of its output that are logged
 LINES = 100  # of its lines that are logged
 READ = 4096  # bytes at a time
-HASTE = 0.01  # seconds between two reads of what is thrown away
+HASTE = 0.01  # seconds between two reads: whatever a command says, it holds nobody up
 LAST_WORDS = 0.2  # seconds for output that is still to come when it has ended
 
 
@@ -123,7 +123,7 @@ def watch(child):
 
 
 def log_lines(pipe):
-    """Log what comes, as many lines as anybody reads; the rest is thrown away, without haste."""
+    """Log what comes, without haste: as many lines as anybody reads; the rest is thrown away."""
     make_nonblocking(pipe)
     left = LINES
     rest = b""
@@ -133,7 +133,7 @@ def log_lines(pipe):
             log_line(line)
         left = max(left - len(lines), 0)
         rest = rest[:LINE]
-        gevent.sleep(0 if left else HASTE)
+        gevent.sleep(HASTE)
     if rest and left:
         log_line(rest)
 
