@@ -269,7 +269,7 @@ def test_a_message(front, engine):
 @pytest.mark.parametrize("where", ["queue", "prefill"])
 def test_a_response(request, front, engine, where):
     go = request.getfixturevalue("queue") if where == "queue" else threading.Event()
-    engine.play(*silent(chat_chunks("Hello there", "Let me think", usage=True)))
+    engine.play(Wait(go), *silent(chat_chunks("Hello there", "Let me think", usage=True)))    # however slow this machine is
     events = []
     with openai_client(front).responses.stream(model=MODEL, input="Hello") as stream:
         for event in stream:
