@@ -9,6 +9,7 @@
     vllm            the URL of a real vLLM on the CPU with a tiny model that is known by heart; only with --run-vllm
 """
 import os
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -33,6 +34,8 @@ hypothesis.settings.register_profile("many", deadline=None, database=None, max_e
 hypothesis.settings.register_profile("most", deadline=None, database=None, max_examples=10_000)
 hypothesis.settings.load_profile("few")
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:       # as of a shell's job in the background: children would have it too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
