@@ -57,7 +57,6 @@ import gevent
 
 import keys
 from admission import Gate
-from call import Gateway
 from engines import local
 from engines.fleet import Fleet
 from engines.local.process import ServerProcess
@@ -67,6 +66,7 @@ from front import lock, master
 from front.app import create_app
 from front.body import Bodies, Room
 from front.screen import described, reachable, screen, told
+from gateway import Gateway
 from log import RequestLog, say, set_up
 from metrics import Metrics
 from monitor import Monitor
