@@ -209,8 +209,11 @@ class Call:
         return self.gateway.gate.is_open(ticket.lane, ticket.place)
 
     def move(self, error):
-        """Wait for a slot at another engine, before others, where this one has not begun. Raises
-        the error, a Refusal, if it has, or may have, or if there is no other one."""
+        """Wait for a slot at another engine, before others, where this one has not begun, or has
+        died before its answer did. Raises the error, a Refusal, if it may be at work on it, or if
+        there is no other one."""
+        if not error.not_begun and self.may_move:
+            error = self.death(error) or error
         if isinstance(error, Off):
             self.gateway.fleet.note_off(self.engine, error)
         if not error.not_begun or not self.may_move:
@@ -223,6 +226,14 @@ class Call:
         self.keep_only(0)
         self.ticket.granted.clear()
         wake(self.gateway.gate.put_back(self.ticket))
+
+    def death(self, error):
+        """The Off of an engine that has ended, and with it all that it had begun, before anything
+        of a stream had come, or all of a plain answer; or None."""
+        stream = self.ask.stream
+        if type(error) is not UpstreamError or stream and not stream.untouched:
+            return None
+        return self.engine.death()
 
     def let_go_of_request(self):
         """The engine has it, or will have: it is sent nowhere else."""

@@ -48,6 +48,7 @@ monkey.patch_all()  # before any module takes sockets, locks or sleep from the s
 
 import argparse
 import gc
+import json
 import logging
 import sys
 from time import time
@@ -78,6 +79,7 @@ from store.seal import own_seal
 
 logger = logging.getLogger("sparks")
 SOON = 5  # seconds in which the engines should have been looked at
+MOST_LISTED = 100  # models of an engine that are remembered until the next start
 AGAIN = 1  # seconds until another try to write, where the database could not be written
 
 
@@ -161,6 +163,7 @@ class Service:
         self.is_local = is_local
         self.keeping = None
         self.fleet = Fleet(settings)
+        self.recall_states()
         self.fleet.notes.append(self.keep_states)
         self.ledger = ledger.Ledger(settings)
         metrics = Metrics()
@@ -208,6 +211,15 @@ class Service:
             while not any(model.default for model in self.fleet.models()):
                 gevent.sleep(0.1)
             say(local.greeting(f"http://{reachable(self.settings.bind)}", first_key))
+
+    def recall_states(self):
+        """Have the engines know what they had when they were looked at last."""
+        engines = {engine.url: engine for engine in self.fleet.engines}
+        for state in states.kept():
+            listed = json.loads(state.listed)
+            if listed and state.engine in engines:
+                engines[state.engine].remember(listed, state.purpose)
+        self.fleet.update()
 
     def keep_states(self, engine=None):
         """Have it kept how the engines are, now that one of them has changed."""
@@ -264,7 +276,14 @@ def state_of(engine, fleet):
     health = engine.health
     models = [described(model) for model in fleet.known if engine in model.places.values()]
     return states.State(
-        engine.url, health.word, health.reason, health.since, health.error, "; ".join(models)
+        engine.url,
+        health.word,
+        health.reason,
+        health.since,
+        health.error,
+        "; ".join(models),
+        engine.purpose,
+        json.dumps(engine.listed[:MOST_LISTED]),
     )
 
 

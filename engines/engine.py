@@ -24,6 +24,9 @@ COUNT_TIMEOUT = 10  # seconds for the count of a prompt's tokens
 COUNTS = 8  # prompts that one engine is asked to count at once
 MAX_LIST = 4 << 20  # bytes of a list of models
 MAX_COUNT = 16 << 20  # bytes of the answer to a count: some engines list the tokens too
+LAST_LOOKS = 5  # at one that may have ended just now
+LAST_LOOK = 1  # seconds for each of them
+LAST_PAUSE = 0.1  # seconds between two
 CANARY = 5  # seconds for the first canary; each further one has twice as long, up to the limit
 MOST_CANARIES = 10  # that are counted
 GONE = ("off", "loading", "misconfigured")  # states in which one may have been restarted
@@ -46,8 +49,8 @@ class Engine:
     pulse     pulse.Pulse: whether it works on what it owes
     was_up    it has served
     canaries  how many in a row it has not answered
-    listed    the entries of its list of models as it last was: an engine that is off will likely
-              come back with it
+    listed    the entries of its list of models as it last was, at first that of an earlier start:
+              an engine that is off will likely come back with it
     kind      its kinds.Kind
     purpose   what its models are for, "chat" or "embedding"
     resting   the ids of the models that it lists and loads when a request wants them
@@ -80,6 +83,12 @@ class Engine:
         self.counts = BoundedSemaphore(COUNTS)
         self.found = {}
         self.asking = None
+
+    def remember(self, listed, purpose):
+        """What it had at an earlier start of the gateway, until it says what it has now."""
+        self.listed = listed
+        self.purpose = purpose
+        self.kind = kind_of(listed[0])
 
     def use_key(self, key):
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -177,7 +186,7 @@ class Engine:
             raise Trouble(word, f"{path}: {error.message.partition(';')[0]}") from None
 
     def note_models(self, served):
-        changed = ids_of(served) != ids_of(self.listed)
+        changed = not self.was_up or ids_of(served) != ids_of(self.listed)
         self.listed = served
         if changed:
             self.kind = kind_of(served[0])
@@ -200,6 +209,21 @@ class Engine:
         idle = self.pulse.figures and not self.pulse.owing()
         if idle and lasts >= patience and not self.figures():
             self.health.note("stuck", f"it has answered nothing for {lasts:.0f} s", time())
+
+    def death(self):
+        """The Off of one where nothing listens any more, or None."""
+        for _ in range(LAST_LOOKS):
+            try:
+                self.get("/health", LAST_LOOK)
+            except Off as error:
+                return error if error.sure else None
+            except Silent:
+                return None
+            except Refusal:  # it closes connections: perhaps all of them, one after the other
+                gevent.sleep(LAST_PAUSE)
+            else:
+                return None
+        return None
 
     # -- the canary
 

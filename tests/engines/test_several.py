@@ -4,6 +4,7 @@ Ten conversations of ten turns with one system prompt, all at once; fewer withou
 engines' own figures, beside one engine's alone, and beside two engines that take turns.
 """
 import os
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -66,21 +67,29 @@ def converse(gateway, run, number):
 
 
 def test_one_of_two_is_killed(tmp_path_factory, stock):
-    """Streams that had begun there end with an error event, the others are whole, and new ones go to the other engine."""
+    """Streams that had begun there end with an error event, the others are whole, and the other engine answers what had not
+    begun, and what is new."""
     urls, processes = [], []
     for name in ("stays", "goes"):
         folder, port = tmp_path_factory.mktemp(name), free_port()
         command = [sys.executable, SUPPORT / "tiny_gguf.py", folder / "tiny.gguf", "--serve", port, "--slots", 4]
         processes.append(spawn(command, folder / "server.log", clean_environment()))
         urls.append(f"http://127.0.0.1:{port}")
-    gateway = Gateway(tmp_path_factory.mktemp("killed"), None, stock, "".join(f'[[engines]]\nurl = "{url}"\nslots = 4\n' for url in urls))
+    gateway = Gateway(tmp_path_factory.mktemp("killed"), None, stock, "".join(f'[[engines]]\nurl = "{url}"\nslots = 8\n' for url in urls))
     try:
         for url in urls:
             wait_until(lambda url=url: answers(f"{url}/health"), 60)
         gateway.wait_alive()
-        wait_until(lambda: gauge(gateway, "sparks_slots") == 8, 10)
+        wait_until(lambda: gauge(gateway, "sparks_slots") == 16, 10)
         answers_of = [begin(gateway, number) for number in range(8)]
-        kill(processes[1])
+        os.kill(processes[1].pid, signal.SIGSTOP)   # it answers nothing of what it gets from here on
+        with ThreadPoolExecutor(8) as pool:
+            waiting = [pool.submit(begin, gateway, number, 8, number % 4 < 2) for number in range(20, 28)]
+            wait_until(lambda: gauge(gateway, "sparks_active") == 16, 10)
+            kill(processes[1])
+            for answer in waiting:
+                assert b'"error"' not in answer.result().read_all()
+                assert row_of(gateway.db, answer.result().headers["x-request-id"])["engine"] == urls[0]
         later = [begin(gateway, number, 8) for number in range(8, 12)]
         ends = [list(answer.events())[-1] for answer in answers_of + later]
         broken = [number for number, end in enumerate(ends) if end.data != "[DONE]"]
@@ -95,10 +104,10 @@ def test_one_of_two_is_killed(tmp_path_factory, stock):
             kill(process)
 
 
-def begin(gateway, number, tokens=1500):
-    """A stream whose first token is there."""
+def begin(gateway, number, tokens=1500, stream=True):
+    """A stream whose first token is there, or a whole answer."""
     answer = gateway.client(timeout=60).post("/v1/chat/completions", {
-        "messages": [{"role": "user", "content": f"Number {number}"}], "max_tokens": tokens, "stream": True})
+        "messages": [{"role": "user", "content": f"Number {number}"}], "max_tokens": tokens, "ignore_eos": True, "stream": stream})
     assert answer.status == 200
     return answer
 
