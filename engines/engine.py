@@ -44,6 +44,7 @@ class Engine:
     """One engine.
 
     pool      connections for requests
+    signs     signs.Signs of these requests
     looks     makes a new connection for each question of a look: none can be stale
     health    health.Health: whether it serves, and why not
     pulse     pulse.Pulse: whether it works on what it owes
@@ -69,6 +70,7 @@ class Engine:
         self.use_key(key)
         self.slots = self.weight = 1
         self.pool = Pool(url)
+        self.signs = self.pool.signs
         self.looks = Pool(url, self.pool.tls)
         self.health = Health(time())
         self.pulse = Pulse()
@@ -108,9 +110,9 @@ class Engine:
             self.test(patience)
             self.get_to_know()
         except Trouble as trouble:
-            if self.is_heard and not trouble.sure:
+            if self.signs.are_good_since(self.looked) and not trouble.sure:
                 trouble = Trouble("busy", trouble.reason)
-            elif self.is_ailing:  # two kinds of evidence are as good as two looks
+            elif self.signs.are_bad:  # two kinds of evidence are as good as two looks
                 trouble.sure = True
             self.health.is_troubled(trouble, time())
         else:
@@ -120,37 +122,14 @@ class Engine:
         self.check_patience(patience)
         self.pool.prune()
 
-    @property
-    def is_heard(self):
-        """Whether requests show that it is well, better than any look could: something came to one
-        of them since the last look, and none went wrong after that."""
-        return self.pool.heard > max(self.looked, self.pool.failed, self.pool.ailed)
-
-    @property
-    def is_there(self):
-        """Whether its server has answered since the last look, be it what it works on, and no
-        request has gone wrong after that: /health would say no more."""
-        shown = max(self.pool.heard, self.pulse.told)
-        return shown > max(self.looked, self.pool.failed, self.pool.ailed)
-
-    @property
-    def is_ailing(self):
-        """Whether a request went wrong, and nothing has come since."""
-        return max(self.pool.failed, self.pool.ailed) > self.pool.heard
-
     def note_fault(self):
         """A request ended with an error of the engine's own: is it still there?"""
-        self.pool.ailed = monotonic()
+        self.signs.ailed = monotonic()
         self.look_due.set()
-
-    @property
-    def fails(self):
-        """Whether the last that came of requests was nothing."""
-        return self.pool.failed > self.pool.heard
 
     def ask_models(self):
         """The entries of its list of models. Raises Trouble."""
-        if not self.is_there:
+        if not self.signs.are_good_since(self.looked, self.pulse.told):  # it would say no more
             status, body = self.ask("/health")
             if status >= 500:  # any other status: some engines have no such route
                 raise self.kind.unwell(status, body)
@@ -181,7 +160,7 @@ class Engine:
             reason = f"{path}: {error.message}: is it an OpenAI server?"
             raise Trouble("misconfigured", reason) from None
         except Refusal as error:  # one with too much to do may close it, too
-            word = "off" if self.fails else "busy"
+            word = "off" if self.signs.are_missing else "busy"
             # What follows in the message is advice for a client.
             raise Trouble(word, f"{path}: {error.message.partition(';')[0]}") from None
 
@@ -319,7 +298,7 @@ class Engine:
         late = Off("the engine does not answer", "unreachable: it takes no connection")
         if self.looks.tls:
             late.reason = "TLS: no connection came about: does it speak https at all?"
-            if self.listed and not self.fails:  # it did, and has much to do by now
+            if self.listed and not self.signs.are_missing:  # it did, and has much to do by now
                 late = Silent
         with Timeout(seconds, late):  # the name's look-up included
             answer = self.looks.get(path, self.headers)

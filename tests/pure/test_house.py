@@ -13,7 +13,7 @@ WIDTH, LINES, SHORT = 100, 45, 10                   # columns; lines of a functi
 CONDITIONALS, TUPLES = 2, 1                         # at most, for each 100 lines of code
 
 PRODUCT_NOT = ("tests", "bench", "node_modules", "build", "dist")
-PURE_FILES = ["engines/kinds.py", "engines/pulse.py", "engines/template.py", "engines/found.py", "stream.py", "admission.py", "counting.py", "reasoning.py", "errors.py", "values.py", "steps.py", "mending/*.py", "dialects/**/*.py"]
+PURE_FILES = ["engines/kinds.py", "engines/pulse.py", "engines/signs.py", "engines/template.py", "engines/found.py", "stream.py", "admission.py", "counting.py", "reasoning.py", "errors.py", "values.py", "steps.py", "mending/*.py", "dialects/**/*.py"]
 ACTS = {"gevent", "socket", "ssl", "select", "selectors", "time", "threading", "subprocess", "asyncio", "requests",
         "urllib3", "random", "secrets"}
 HEAVY = {"gevent", "requests", "urllib3", "gunicorn", "flask", "peewee"}

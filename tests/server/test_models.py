@@ -387,7 +387,7 @@ def test_a_slow_handshake_is_busy_where_there_was_one(engine, looked_at, monkeyp
     looked_at.looks.tls = ssl.create_default_context()
     monkeypatch.setattr(http1.Tls, "shake_hands", lambda tls: tls.sock.recv(1))     # which never comes
     for failed, word in ((0.0, "busy"), (time.monotonic(), "off")):
-        looked_at.pool.failed = failed
+        looked_at.signs.failed = failed
         looked_at.look()
         looked_at.look()
         assert looked_at.health.word == word
