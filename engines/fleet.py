@@ -15,6 +15,7 @@ from engines.health import Trouble
 from engines.models import Catalogue, Model, names_of, unknown
 from engines.watchdog import Watchdog
 from errors import RETRY_AFTER, ModelNotAllowed, ModelNotFound, ModelUnavailable
+from loop import take_turn
 from settings import matches
 
 logger = logging.getLogger("sparks")
@@ -182,6 +183,7 @@ class Fleet:
     def look(self, engine):
         """Look at an engine, and bring all that depends on it up to date."""
         engine.look(self.settings.stuck_after)
+        take_turn()  # a list of a thousand models takes long to read, and as long again below
         self.unseen.discard(engine)
         if not self.unseen:
             self.seen.set()
