@@ -197,6 +197,7 @@ class Service:
         upkeep."""
         if self.is_local:
             for engine, command in zip(self.fleet.engines, local.COMMANDS, strict=True):
+                engine.is_ours = True
                 port = urlsplit(engine.url).port
                 ServerProcess(port, logger.warning, command, engine.look_due.set).start()
         gevent.spawn(self.fleet.watch)

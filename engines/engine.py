@@ -49,6 +49,7 @@ class Engine:
     health    health.Health: whether it serves, and why not
     pulse     pulse.Pulse: whether it works on what it owes
     was_up    it has served
+    is_ours   the gateway starts it itself: until it has served, it is about to
     canaries  how many in a row it has not answered
     listed    the entries of its list of models as it last was, at first that of an earlier start:
               an engine that is off will likely come back with it
@@ -74,7 +75,7 @@ class Engine:
         self.looks = Pool(url, self.pool.tls)
         self.health = Health(time())
         self.pulse = Pulse()
-        self.was_up = False
+        self.was_up = self.is_ours = False
         self.canaries = 0
         self.listed = []
         self.resting = frozenset()
@@ -151,6 +152,8 @@ class Engine:
         try:
             return self.get(path)
         except Off as error:
+            if self.is_ours and not self.was_up:
+                raise Trouble("loading", "it is being started") from None
             word = "busy" if error.ours else "off"
             raise Trouble(word, error.reason, error.sure) from None
         except Silent:
