@@ -246,6 +246,9 @@ class Engine:
                 one.due = 0 if fresh else one.due
                 if not base and one.is_due():
                     due.append((one, entries[0]["id"]))
+            elif weights in self.found:  # whoever has it loaded again needs to know its template
+                found[weights] = self.found[weights]
+                found[weights].due = 0
         self.found = found
         if due and self.purpose == "chat" and not self.asking:
             self.asking = gevent.spawn(self.ask_about, due)

@@ -551,6 +551,21 @@ def test_engines_come_and_go_while_it_runs(front, pair):
         assert counts((first, third)) != [1, 4] and len(third.requests) == 4 and not third.faults
 
 
+def test_an_engine_that_takes_another_ones_place(front, pair):
+    """Requests that come before it has been looked at wait for that, whether the other one drains or is gone."""
+    start, (first, second) = front, pair
+    front = start(tables(first, second), poll=30)
+    for n, config in enumerate(("{0}drain = true\n{1}", "{1}")):
+        with Engine() as third:
+            third.like = first.like
+            third.on("/health", [Pause(0.3), Json({})])
+            reload(front, config.format(tables(first), tables(third)))
+            assert [ask(front, stream).status for stream in (True, False)] == [200, 200]
+            assert len(third.requests) == 2
+            reload(front, tables(first, second))
+            wait_until(lambda: is_in(front, first, "up") and is_in(front, second, "up"), 5)
+
+
 def test_slots_and_weight_by_reload(front, pair):
     start, (first, second) = front, pair
     front = start(tables((first, "slots = 1"), (second, "slots = 1")), poll=30)

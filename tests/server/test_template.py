@@ -209,6 +209,14 @@ def test_a_model_that_is_not_loaded_is_not_loaded_by_a_question(gateway, engine)
     engine.template = TEMPLATES["no-switch"]
     status["value"] = "loaded"
     wait_until(lambda: told(front)["table"] == "no-switch", 5)
+    asked = len(engine.learned)
+    status["value"] = "unloaded"                        # what loads it next finds the template that it had
+    before = len(engine.probes)
+    wait_until(lambda: len(engine.probes) > before + 6, 5)
+    assert len(engine.learned) == asked and post(front, CHAT, reasoning_effort="none").status == 200
+    assert engine.requests[-1].json()["chat_template_kwargs"] == LEAST
+    status["value"] = "loaded"
+    wait_until(lambda: len(engine.learned) == 2 * asked, 5)
 
 
 def test_what_a_token_is_was_asked(gateway, engine):
@@ -242,6 +250,7 @@ LEAST = {"reasoning_effort": "low"}
     (CHAT, {"reasoning": {"enabled": False}}, LEAST, None), (CHAT, {}, None, None),
     (MESSAGES, {}, LEAST, None), (MESSAGES, {"thinking": {"type": "disabled"}}, LEAST, None),
     (MESSAGES, {"chat_template_kwargs": {"enable_thinking": False}}, LEAST, "chat_template_kwargs enable_thinking"),
+    (MESSAGES, {"enable_thinking": False}, LEAST, "enable_thinking false"),
     (MESSAGES, {"thinking": {"type": "adaptive"}, "chat_template_kwargs": {"thinking": False}}, {"reasoning_effort": "high"},
      "chat_template_kwargs thinking"),
     (responses.PATH, {"reasoning": {"effort": "none"}}, LEAST, None), (responses.PATH, {"reasoning": {"effort": "minimal"}}, LEAST, None),
