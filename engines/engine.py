@@ -177,10 +177,11 @@ class Engine:
             raise Trouble(word, f"{path}: {error.message.partition(';')[0]}") from None
 
     def note_models(self, served):
-        changed = ids_of(served) != ids_of(self.listed)
+        kind = kind_of(served[0])
+        changed = kind is not self.kind or ids_of(served) != ids_of(self.listed)
         self.listed = served
+        self.kind = kind
         if changed:
-            self.kind = kind_of(served[0])
             self.purpose = self.ask_purpose()
         self.resting = frozenset(entry["id"] for entry in served if not self.kind.is_loaded(entry))
 

@@ -70,6 +70,7 @@ def test_the_table_of_a_template(name):
     assert (table.name, table.late_system, table.bare_schemas, table.origin, found.opens) == EXPECTED[name]
     if table.name in TABLES:
         assert (table.levels, table.on) == (TABLES[table.name].levels, TABLES[table.name].on)
+    assert set(table.switches) <= set(table.native) and ("reasoning_effort" in table.native) == (table.name != "none")
     assert table.can_turn_off == (name in ("glm", "qwen", "glm-4.6", "deepseek", "echo-switch", "raising"))
     other = found_of(name, "llama")
     by_field = name in ("gpt-oss", "echo")              # an effort beside the kwargs does nothing there

@@ -134,6 +134,15 @@ def test_it_is_asked_once_for_each_load(gateway, engine):
     assert len(engine.learned) == 3 * asked
 
 
+def test_another_kind_of_engine_may_come_back_with_the_same_model(gateway, engine):
+    front = gateway(poll=0.05)
+    engine.stop()
+    wait_until(lambda: "models loaded: none" in front.log, 5)
+    engine.like, engine.template = "llama", TEMPLATES["no-switch"]
+    engine.start()
+    wait_until(lambda: told(front)["table"] == "no-switch", 5)
+
+
 def test_adapters_have_the_template_of_their_model(gateway, engine):
     engine.template = TEMPLATES["no-switch"]
     engine.models = [{"id": "base", "max_model_len": 5000, "root": "/base"},
