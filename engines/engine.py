@@ -1,6 +1,7 @@
 """An engine: its address, its connections, what it serves, and looks at how it is."""
 
 import logging
+from contextlib import suppress
 from time import monotonic, time
 
 import gevent
@@ -32,6 +33,7 @@ ASK_PATIENCE = 1  # seconds of them for which a look waits
 PROGRESS_TIMEOUT = 5  # seconds for each part of the question how far it is
 MAX_PAGE = 1 << 19  # bytes of the answer
 MAX_TOLD = 1 << 20  # bytes of the answer to such a question
+PURPOSE_LOOKS = 5  # that ask what its models are for
 MOST_MODELS = 1000  # of one engine; the others are not looked at
 # What the reading of an engine's JSON may meet, which can be of any shape.
 ODD_JSON = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -49,7 +51,7 @@ class Engine:
     listed    the entries of its list of models as it last was: an engine that is off will likely
               come back with it
     kind      its kinds.Kind
-    purpose   what its models are for, "chat" or "embedding"
+    purpose   what its models are for, "chat" or "embedding"; purpose_due: so many looks more may ask it
     resting   the ids of the models that it lists and loads when a request wants them
     look_due  an Event: it is to be looked at now, not only when `settings.poll` is over
     looked    the monotonic moment at which the last look ended
@@ -75,6 +77,7 @@ class Engine:
         self.resting = frozenset()
         self.kind = OTHER
         self.purpose = "chat"
+        self.purpose_due = PURPOSE_LOOKS
         self.look_due = Event()
         self.looked = self.answered = 0.0
         self.counts = BoundedSemaphore(COUNTS)
@@ -178,19 +181,20 @@ class Engine:
 
     def note_models(self, served):
         kind = kind_of(served[0])
-        changed = kind is not self.kind or ids_of(served) != ids_of(self.listed)
+        if kind is not self.kind or ids_of(served) != ids_of(self.listed):
+            self.purpose_due = PURPOSE_LOOKS
         self.listed = served
         self.kind = kind
-        if changed:
-            self.purpose = self.ask_purpose()
+        if self.purpose_due:
+            self.ask_purpose()
         self.resting = frozenset(entry["id"] for entry in served if not self.kind.is_loaded(entry))
 
     def ask_purpose(self):
-        """What its models are for."""
-        try:
-            return self.kind.purpose(lambda path: self.get(path)[0])
-        except (Silent, Refusal):
-            return self.purpose
+        """Ask what its models are for. It may be in vain; then the next look does."""
+        self.purpose_due -= 1
+        with suppress(Silent, Refusal):
+            self.purpose = self.kind.purpose(lambda path: self.get(path)[0])
+            self.purpose_due = 0
 
     def check_patience(self, patience):
         """One that takes connections, answers no look for so many seconds, and is at work on
