@@ -607,11 +607,9 @@ class Gate:
 
 def unserved():
     """The Refusal where an engine takes no requests any more: it has not begun with any."""
-    refusal = ModelUnavailable(
+    return ModelUnavailable(
         "no engine takes requests for the model right now; try again later", retry_after=RETRY_AFTER
     )
-    refusal.not_begun = True
-    return refusal
 
 
 def window(what, limit, used, moments, now):

@@ -51,7 +51,9 @@ class Engine:
     listed    the entries of its list of models as it last was: an engine that is off will likely
               come back with it
     kind      its kinds.Kind
-    purpose   what its models are for, "chat" or "embedding"; purpose_due: so many looks more may ask it
+    purpose   what its models are for, "chat" or "embedding"
+    purpose_due
+              how many looks may still ask that
     resting   the ids of the models that it lists and loads when a request wants them
     look_due  an Event: it is to be looked at now, not only when `settings.poll` is over
     looked    the monotonic moment at which the last look ended

@@ -555,7 +555,7 @@ def test_an_engine_that_takes_another_ones_place(front, pair):
     """Requests that come before it has been looked at wait for that, whether the other one drains or is gone."""
     start, (first, second) = front, pair
     front = start(tables(first, second), poll=30)
-    for n, config in enumerate(("{0}drain = true\n{1}", "{1}")):
+    for config in ("{0}drain = true\n{1}", "{1}"):
         with Engine() as third:
             third.like = first.like
             third.on("/health", [Pause(0.3), Json({})])
