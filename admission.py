@@ -538,8 +538,6 @@ class Gate:
     def best(self, names, home):
         """The name of one of these free places: the one where the conversation ran or, if that is
         clearly busier, the least busy by weight."""
-        if len(names) == 1:
-            return names[0]
         least = min(names, key=self.business)
         if home not in names:
             return least

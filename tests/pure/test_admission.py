@@ -361,6 +361,8 @@ TURNS = {
     "elsewhere where that drains": ({"places": two(open=False), "homes": {"a1": "A"}}, "+a1", "a1@B"),
     "its own first": ({"places": two(1, 1), "homes": {"a3": "A", "a4": "B", "a5": "A"}},
                       "+a1 +a2 +a3 +a4 +a5 -a2 -a1 -a4", "a1@A a2@B - - - a4@B a3@A a5@B"),
+    "the first of those whose home is full": ({"places": two(1, 1), "homes": dict.fromkeys(("a2", "a3"), "A")},
+                                              "+a1 +b1 +a2 +a3 -b1", "a1@A b1@B - - a2@B"),
     "another key's turn is its turn": ({"places": two(1, 1), "homes": {"b1": "A", "a3": "B"}},
                                        "+a1 +a2 +b1 +a3 -a2 -b1", "a1@A a2@B - - b1@B a3@B"),
     "not begun: once more elsewhere": ({"places": two()}, "+a1 ~a1 -a1", "a1@A a1@B -"),
@@ -368,6 +370,7 @@ TURNS = {
     "not begun: no turns for others of its key meanwhile": ({"places": two(1, 1)}, "+a1 +c1 +a2 +a3 +b1 +b2 ~a1 -b1 -a2 -b2 -c1",
                                                             "a1@A c1@B - - - - b1@A a2@A b2@A a3@A a1@B"),
     "not begun: in the turn that it had": ({"places": two(1, 1)}, "+b1 -b1 +a1 -a1 +a2 +c1 +b2 +d1 ~a2 -c1", "b1@A - a1@B - a2@A c1@B - - d1@A b2@B"),
+    "not begun: before those who came later": ({"places": two(1, 1)}, "+a1 +b1 +c1 +d1 ~a1 -b1", "a1@A b1@B - - c1@A a1@B"),
     "not begun: not even at home": ({"places": two(1, 1), "homes": {"a1": "A"}}, "+a1 +c1 +a2 +a3 ~a1 -c1", "a1@A c1@B - - a2@A a1@B"),
     "not begun: nor with the same one": ({"places": two(1, 1)}, "+a1 +b1 ~a1 +a2 -a2 -b1", "a1@A b1@B - a2@A - a1@B"),
 }
