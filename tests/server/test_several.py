@@ -510,6 +510,19 @@ def test_drain(front, pair):
     assert counts(pair)[0] > 1
 
 
+def test_what_a_reload_says_of_an_engine_holds_at_once(front, pair):
+    """Its key, too; and of one where nothing runs, that it is drained."""
+    start, (first, second) = front, pair
+    front = start(poll=30)
+    second.key = "another"
+    reload(front, tables((first, "drain = true"), (second, 'key = "wrong"')))
+    wait_until(lambda: f"engine {first.url} is drained: nothing runs there any more" in front.log, 5)
+    wait_until(lambda: any(probe.header("authorization") == "Bearer wrong" for probe in second.probes), 5)
+    reload(front, tables(first, (second, 'key = "another"')))
+    wait_until(lambda: any(probe.header("authorization") == "Bearer another" for probe in second.probes), 5)
+    assert {ask(front, messages=[{"role": "user", "content": str(n)}]).status for n in range(4)} == {200} and all(counts(pair))
+
+
 def test_when_all_drain(front, pair):
     """Nobody is let in, and those that wait are told."""
     front = front(tables(*((engine, "slots = 1") for engine in pair)))
@@ -533,7 +546,10 @@ def test_engines_come_and_go_while_it_runs(front, pair):
     front = start(poll=30)
     with Engine() as third:
         third.like, third.key = first.like, "its-own"
-        first.play(Head(), CHUNKS[first.like]("a b")[0], Wait(go := threading.Event()), *CHUNKS[first.like]("a b")[1:])
+        first.idle, go = None, threading.Event()
+        assert ask(front).status == 200             # a connection that may serve again
+        first.requests.clear()
+        first.play(Head(), CHUNKS[first.like]("a b")[0], Wait(go), *CHUNKS[first.like]("a b")[1:])
         running = ask(front, True)
         assert len(first.requests) == 1
         reload(front, tables(second, (third, 'key = "its-own"\nweight = 5')))
@@ -543,6 +559,7 @@ def test_engines_come_and_go_while_it_runs(front, pair):
         go.set()
         assert text_of(running) == "a b"
         wait_until(lambda: f"engine {first.url} is drained" in front.log, 5)
+        wait_until(lambda: not first.threads, 5)    # nothing keeps it
         assert first.url not in front.client(key=False).get("/metrics").read_all().decode()
         looks = len(first.probes)
         reload(front, tables(first, second))        # and back
