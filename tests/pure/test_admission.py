@@ -413,7 +413,12 @@ def test_what_comes_open_is_given_at_once_and_what_closes_is_not_given_again():
     assert play.arrange(A=Seats(1, open=False)) == "" and play("-a1") == [""]
     assert play.arrange(B=Seats(2)) == "a4@B" and play.gate.slots == 3
     play.places.pop("B")
-    assert play.arrange() == "" and play("+a5", "-a2", "-a4") == ["", "", ""] and play("-a3") == ["a5@C"]
+    assert play.arrange() == "" and play.gate.slots == 1
+    given_up = []
+    for word in ("+a5", "-a2", "-a4"):
+        assert play(word) == [""]
+        given_up.append([name for name in ("A", "B", "C", "D") if play.gate.is_given_up(name)])
+    assert given_up == [["A"], ["A"], ["A", "B"]] and play("-a3") == ["a5@C"]
     play.arrange()
     assert set(play.gate.places) == {"A", "C"}
 
@@ -555,6 +560,7 @@ def test_whatever_happens_with_several_places(steps, slots, capped):
         taken = Counter(ticket.place for ticket in tickets if ticket.state == "active")
         running = Counter(ticket.key for ticket in tickets if ticket.state == "active")
         assert {name: found.active for name, found in gate.places.items()} == {name: taken[name] for name in "ABC"}
+        assert all(account.active == running[key] for key, account in gate.accounts.items())
         assert not any(ticket.place == ticket.avoids for ticket in tickets if ticket.state == "active")
         for ticket in waiting:
             free = [name for name in ticket.lane.places if name != ticket.avoids and gate.places[name].open and gate.places[name].active < gate.places[name].slots]
