@@ -408,6 +408,7 @@ def test_nobody_waits_for_a_home_that_closes():
 
 def test_what_comes_open_is_given_at_once_and_what_closes_is_not_given_again():
     play = Play(places=two(1, 1))
+    assert not play.gate.is_given_up("A")
     assert play("+a1", "+a2", "+a3", "+a4") == ["a1@A", "a2@B", "", ""]
     assert play.arrange(C=Seats(1)) == "a3@C"
     assert play.arrange(A=Seats(1, open=False)) == "" and play("-a1") == [""]
