@@ -326,6 +326,15 @@ def test_what_an_engine_may_have_begun_is_never_done_twice(shared, subtests, how
             assert row_of(front.db, answer.headers["x-request-id"])["engine"] == first.url
 
 
+def test_the_connection_of_a_request_that_went_on_serves_again(shared):
+    front, (first, _) = shared
+    first.always([TOO_MANY])
+    for n in range(5):                              # they take turns, so that each comes here first
+        answer = ask(front, n % 2 == 0, messages=[{"role": "user", "content": str(n)}])
+        assert answer.status == 200 and answer.read_all()
+    assert len(first.requests) >= 4 and len({request.connection for request in first.requests}) == 1
+
+
 def test_one_more_try_is_the_last(front, pair):
     with Engine() as third:
         third.like = pair[0].like
