@@ -54,7 +54,8 @@ class Gateway:
     def arrange(self):
         """Tell the gate where requests can run, and those that wait what that means for them."""
         wake(self.gate.arrange(*self.fleet.arrangement()))
-        wake(self.gate.stranded())
+        if self.fleet.seen.is_set():  # an engine that has just come may serve them
+            wake(self.gate.stranded())
 
     def running(self, engine):
         """How many requests run at an engine."""

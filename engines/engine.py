@@ -1,6 +1,7 @@
 """An engine: its address, its connections, what it serves, and looks at how it is."""
 
 import logging
+from contextlib import suppress
 from time import monotonic, time
 
 import gevent
@@ -35,6 +36,7 @@ ASK_PATIENCE = 1  # seconds of them for which a look waits
 PROGRESS_TIMEOUT = 5  # seconds for each part of the question how far it is
 MAX_PAGE = 1 << 19  # bytes of the answer
 MAX_TOLD = 1 << 20  # bytes of the answer to such a question
+PURPOSE_LOOKS = 5  # that ask what its models are for
 MOST_MODELS = 1000  # of one engine; the others are not looked at
 # What the reading of an engine's JSON may meet, which can be of any shape.
 ODD_JSON = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -55,6 +57,8 @@ class Engine:
               an engine that is off will likely come back with it
     kind      its kinds.Kind
     purpose   what its models are for, "chat" or "embedding"
+    purpose_due
+              how many looks may still ask that
     resting   the ids of the models that it lists and loads when a request wants them
     look_due  an Event: it is to be looked at now, not only when `settings.poll` is over
     looked    the monotonic moment at which the last look ended
@@ -81,6 +85,7 @@ class Engine:
         self.resting = frozenset()
         self.kind = OTHER
         self.purpose = "chat"
+        self.purpose_due = PURPOSE_LOOKS
         self.look_due = Event()
         self.looked = self.answered = 0.0
         self.counts = BoundedSemaphore(COUNTS)
@@ -168,19 +173,21 @@ class Engine:
             raise Trouble(word, f"{path}: {error.message.partition(';')[0]}") from None
 
     def note_models(self, served):
-        changed = not self.was_up or ids_of(served) != ids_of(self.listed)
+        kind = kind_of(served[0])
+        if kind is not self.kind or ids_of(served) != ids_of(self.listed):
+            self.purpose_due = PURPOSE_LOOKS
         self.listed = served
-        if changed:
-            self.kind = kind_of(served[0])
-            self.purpose = self.ask_purpose()
+        self.kind = kind
+        if self.purpose_due:
+            self.ask_purpose()
         self.resting = frozenset(entry["id"] for entry in served if not self.kind.is_loaded(entry))
 
     def ask_purpose(self):
-        """What its models are for."""
-        try:
-            return self.kind.purpose(lambda path: self.get(path)[0])
-        except (Silent, Refusal):
-            return self.purpose
+        """Ask what its models are for. It may be in vain; then the next look does."""
+        self.purpose_due -= 1
+        with suppress(Silent, Refusal):
+            self.purpose = self.kind.purpose(lambda path: self.get(path)[0])
+            self.purpose_due = 0
 
     def check_patience(self, patience):
         """One that takes connections, answers no look for so many seconds, and is at work on
@@ -252,6 +259,9 @@ class Engine:
                 one.due = 0 if fresh else one.due
                 if not base and one.is_due():
                     due.append((one, entries[0]["id"]))
+            elif weights in self.found:  # whoever has it loaded again needs to know its template
+                found[weights] = self.found[weights]
+                found[weights].due = 0
         self.found = found
         if due and self.purpose == "chat" and not self.asking:
             self.asking = gevent.spawn(self.ask_about, due)

@@ -19,7 +19,7 @@ from loop import take_turn
 from settings import matches
 
 logger = logging.getLogger("sparks")
-FIRST_LOOK = 2  # seconds that a request waits for the very first look
+FIRST_LOOK = 2  # seconds that a request waits for the very first look at an engine
 LEAST_PAUSE = 0.1  # seconds between two looks
 GONE_PAUSE = 0.5  # the same where the engine is gone
 MOST_METERS = 100  # models whose counting is remembered
@@ -36,7 +36,7 @@ class Fleet:
     """The engines and their models.
 
     `watch` looks at each engine every `settings.poll` seconds, for ever; the Event `seen` is set
-    once each has been looked at.
+    once each has been looked at, and `unseen` are those that have not been.
 
     known     all Models, loaded or not
     leaving   engines that the settings do not name any more, while requests run there
@@ -238,7 +238,9 @@ class Fleet:
     def reload(self):
         """The settings may name other engines now, and say other things of them."""
         came = self.follow_settings()
+        self.unseen = self.unseen.intersection(self.engines).union(came)
         for engine in came:
+            self.seen.clear()
             gevent.spawn(self.watch_one, engine)
         self.update()
         for engine in [*self.engines, *self.leaving]:

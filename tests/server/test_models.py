@@ -27,6 +27,7 @@ from support.engine import (
     Hang,
     Head,
     Json,
+    Pause,
     Raw,
     Reset,
     Send,
@@ -262,6 +263,25 @@ def looked_at(engine, monkeypatch):
     looked_at.look()
     assert looked_at.serves and ids_of(looked_at.listed) == [OWN]
     return looked_at
+
+
+@pytest.mark.parametrize("steps", [[Close()], [Pause(1)]])
+def test_what_its_models_are_for_is_asked_until_it_is_known(engine, monkeypatch, steps):
+    monkeypatch.setattr(engines_side, "LOOK_TIMEOUT", 0.3)
+    looked_at, engine.embeds = engines_side.Engine(engine.url), True
+    engine.on("/v1/embeddings", steps)
+    looked_at.look()
+    assert (looked_at.serves, looked_at.purpose) == (True, "chat")
+    engine.on("/v1/embeddings", None)
+    for _ in range(2):
+        looked_at.look()
+        assert looked_at.purpose == "embedding"
+    assert [probe.path for probe in engine.probes].count("/v1/chat/completions") == 1
+    engine.on("/v1/embeddings", steps)
+    engine.models = [{"id": "another"}]
+    for _ in range(8):
+        looked_at.look()
+    assert [probe.path for probe in engine.probes].count("/v1/embeddings") == 2 + engines_side.PURPOSE_LOOKS
 
 
 @pytest.mark.parametrize("name", FAILED)
