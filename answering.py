@@ -262,7 +262,8 @@ def checked(answer, body, each=None):
     except (ValueError, RecursionError):
         value = None
     if answer.status != 200:
-        raise from_engine(answer.status, value, answer.headers.get("retry-after"))
+        page = "" if value else str(body[:BEGINNING], "latin-1")
+        raise from_engine(answer.status, value, answer.headers.get("retry-after"), page)
     if not isinstance(value, dict):
         raise UpstreamError("the engine's answer cannot be read")
     if value.get("error") or value.get("object") == "error":

@@ -24,12 +24,13 @@ CODES = {
 }
 
 
-def from_engine(status, answer, retry_after=None):
+def from_engine(status, answer, retry_after=None, page=""):
     """The Refusal for an engine's error.
 
     status       its HTTP status, or None for an error inside a stream, whose own code then counts
     answer       the parsed JSON (any type), or None if it was none
     retry_after  the header of that name, or None
+    page         what it said where that was no JSON: a proxy's page, which people are not shown
     """
     fields = fields_of(answer)
     turned_away = status
@@ -40,7 +41,7 @@ def from_engine(status, answer, retry_after=None):
             "the engine refused the gateway's own key; tell the operator to check"
             " SPARKS_UPSTREAM_KEY"
         )
-        refusal.not_begun = is_turned_away(turned_away, message)
+        refusal.not_begun = is_turned_away(turned_away, page or message)
         return refusal
     if CLIENTS_MISTAKE.search(message):  # some engines call it a 500
         status = 400
@@ -57,7 +58,7 @@ def from_engine(status, answer, retry_after=None):
     refusal = Refusal(
         message, param, status=status, code=code, retry_after=wait(status, retry_after)
     )
-    refusal.not_begun = is_turned_away(turned_away, message)
+    refusal.not_begun = is_turned_away(turned_away, page or message)
     return refusal
 
 

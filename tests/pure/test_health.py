@@ -117,7 +117,9 @@ def test_what_a_503_says_of_its_request(message, not_begun):
     """In any of the shapes that errors have; the same words under another status, or inside a stream, say nothing."""
     shapes = ({"error": {"message": message, "code": 503}}, {"error": message}, {"detail": message}, {"object": "error", "message": message})
     assert [from_engine(503, shape).not_begun for shape in shapes] == [not_begun] * 4
+    assert from_engine(503, None, page=f"<html><h1>{message}</h1>").not_begun == not_begun
     for status in (None, 400, 500, 502, 504):
+        assert not from_engine(status, None, page=message).not_begun
         assert not any(from_engine(status, shape).not_begun for shape in shapes)
 
 

@@ -240,6 +240,7 @@ class Die:
 TOO_MANY = Json({"error": {"message": "Too many requests", "type": "TooManyRequests", "param": None, "code": 429}}, 429, {"retry-after": "7"})
 NOT_BEGUN = {
     "full or loading": lambda engine: engine.play(busy(engine.like)),
+    "a proxy's page": lambda engine: engine.play(Head(503, type="text/plain"), b"no healthy upstream"),
     "too many": lambda engine: engine.play(TOO_MANY),
     "another key": lambda engine: engine.play(Json({"error": "Unauthorized"}, 401)),
     "another model": lambda engine: engine.play(refusal(404, "The model `it` does not exist.", "NotFoundError")),
