@@ -329,7 +329,8 @@ def why_off(error):
 class Pool:
     """The connections to an engine, as many as are needed at once.
 
-    heard   the monotonic moment at which something of an answer came on one of them
+    heard   the monotonic moment at which something of an answer to a request came on one of them:
+            questions are answered by an engine whose core is dead, too
     failed  the same of the last request that found no connection, or to which nothing came: not of
             questions, since some engines or proxies cut what they do not know
     ailed   the same of the last request that ended with an error of the engine's
@@ -634,7 +635,7 @@ class Answer:
                         return b""
                 body = self.framing.feed(data)
                 if body:
-                    if self.status == 200:
+                    if self.status == 200 and not self.harmless:
                         self.pool.heard = monotonic()
                     return body
                 pause()  # framing alone may come faster than it is read

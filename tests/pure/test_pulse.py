@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.kinds import KINDS, LLAMA_CPP, OTHER, VLLM, Figures, works
+from engines.kinds import KINDS, LLAMA_CPP, NO_FIGURES, OTHER, VLLM, Figures, works
 from engines.pulse import Pulse
 from support import SUPPORT
 from support.engine import DONE, compact, completion, died, embeddings, text_chunks, text_completion
@@ -81,6 +81,18 @@ def test_figures_that_stop_coming_are_no_progress():
     run = Run(lambda now: Figures(now // 50) if now % 3 == 0 else None)
     run.owe()
     assert run.go_on(1000).stuck is None
+
+
+def test_figures_that_are_none_any_more():
+    """It says so: then it has the clock alone, until there are some again."""
+    run = Run(lambda now: Figures(0) if now < 1030 or now >= 2000 else NO_FIGURES)
+    run.owe()
+    run.go_on(900)
+    assert run.stuck is None and run.pulse.progress(run.now, PATIENCE) == float("-inf")
+    assert run.go_on(500).stuck == 2000 + PATIENCE
+    run = Run(lambda now: Figures(now, 0) if now < 1030 else NO_FIGURES)     # nor has it lost any, as far as anybody knows
+    run.owe()
+    assert run.go_on(900).stuck is None and not run.pulse.has_lost(run.now, PATIENCE)
 
 
 def test_requests_that_it_knows_nothing_of():
