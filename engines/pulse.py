@@ -112,9 +112,9 @@ class Pulse:
             self.changed = now
         self.figures = figures
         sent = sum(now - moment >= quiet for moment in self.owing())
-        if figures.requests is None or sent <= figures.requests:
+        if figures.requests is None or 0 < sent <= figures.requests:
             self.lost = None
-        elif self.lost is None:
+        elif sent and self.lost is None:
             self.lost = now
 
     # -- what that means
