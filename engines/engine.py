@@ -181,10 +181,9 @@ class Engine:
             raise Trouble(word, f"{path}: {error.message.partition(';')[0]}") from None
 
     def note_models(self, served):
-        kind = kind_of(served[0])
-        changed = kind is not self.kind or ids_of(served) != ids_of(self.listed)
+        changed = ids_of(served) != ids_of(self.listed)
         self.listed = served
-        self.kind = kind
+        self.kind = kind_of(served[0])
         if changed or not self.health.answers:  # it may be another one under the same name
             self.purpose = self.ask_purpose()
         self.resting = frozenset(entry["id"] for entry in served if not self.kind.is_loaded(entry))

@@ -366,6 +366,17 @@ class Waits:
     owed_since = 0.0                                # a request that its engine has
 
 
+def test_a_canary_is_asked_while_nothing_else_runs(engine, looked_at):
+    """It would wait behind that."""
+    looked_at.health.note("stuck", "x", 0)
+    looked_at.pulse.owe(waits := Waits(), 0.0)
+    looked_at.look()
+    assert looked_at.health.word == "stuck" and all(probe.method == "GET" for probe in engine.probes)
+    looked_at.pulse.settle(waits, False, 1.0)
+    looked_at.look()
+    assert looked_at.health.word == "up" and engine.probes[-1].path == "/v1/completions"
+
+
 def test_the_pause_between_looks(engine, looked_at):
     """Longer where figures tell as much meanwhile, shorter where it is gone."""
     fleet = SimpleNamespace(settings=SimpleNamespace(poll=5))
