@@ -367,14 +367,15 @@ class Waits:
 
 
 def test_a_canary_is_asked_while_nothing_else_runs(engine, looked_at):
-    """It would wait behind that."""
+    """It would wait behind that. Once it is answered, what was known of the engine's work is over."""
     looked_at.health.note("stuck", "x", 0)
+    looked_at.pulse.measure(looked_at.figures(), 1.0, 5)
     looked_at.pulse.owe(waits := Waits(), 0.0)
     looked_at.look()
-    assert looked_at.health.word == "stuck" and all(probe.method == "GET" for probe in engine.probes)
+    assert looked_at.health.word == "stuck" and "/v1/completions" not in [probe.path for probe in engine.probes]
     looked_at.pulse.settle(waits, False, 1.0)
     looked_at.look()
-    assert looked_at.health.word == "up" and engine.probes[-1].path == "/v1/completions"
+    assert looked_at.health.word == "up" and engine.probes[-1].path == "/v1/completions" and not looked_at.pulse.figures
 
 
 def test_the_pause_between_looks(engine, looked_at):
