@@ -519,6 +519,8 @@ def test_what_the_start_says_and_the_log_repeats(engine, tmp_path, stock):
         assert f"engine      {engine.url} is misconfigured: it wants another key (401)" in front.log
         engine.key = None
         wait_until(lambda: f"engine {engine.url} is up" in front.log, 10)
+        engine.on(HEALTH, [Close()])
+        wait_until(lambda: front.log.count(f"engine {engine.url} is still busy: /health: ") > 1, 10)
 
 
 def test_the_log_is_not_flooded(gateway, engine):
