@@ -538,8 +538,6 @@ class Gate:
     def best(self, names, home):
         """The name of one of these free places: the one where the conversation ran or, if that is
         clearly busier, the least busy by weight."""
-        if len(names) == 1:
-            return names[0]
         least = min(names, key=self.business)
         if home not in names:
             return least
@@ -607,11 +605,9 @@ class Gate:
 
 def unserved():
     """The Refusal where an engine takes no requests any more: it has not begun with any."""
-    refusal = ModelUnavailable(
+    return ModelUnavailable(
         "no engine takes requests for the model right now; try again later", retry_after=RETRY_AFTER
     )
-    refusal.not_begun = True
-    return refusal
 
 
 def window(what, limit, used, moments, now):

@@ -1,161 +1,35 @@
-"""The life of a request: what it holds, and how it ends, whatever ends it.
+"""A Call: all that a request holds, from its first byte to its row, whatever ends it.
 
-`relay` is a stream from top to bottom, `answer_whole` a request that is answered in one piece,
-`count_prompt` one that only wants to know how long its prompt is.
+What is done with it, by the sort of request, is answering.py.
 """
 
 import logging
 import random
 import re
-from contextlib import suppress
 from time import monotonic, time
 
 from gevent import get_hub, getcurrent, sleep, spawn
 from gevent.event import Event
 
 import pump
-import steps
 from counting import Tally, length_of_request
 from engines import images
-from engines.failures import from_engine
-from engines.homes import Homes
-from engines.http1 import Off, Silent
-from errors import (
-    RETRY_AFTER,
-    ClientGone,
-    EngineStuck,
-    InternalError,
-    Overloaded,
-    Refusal,
-    ShuttingDown,
-    Unready,
-    UpstreamError,
-    UpstreamTimeout,
-)
-from loop import give_way, pause, take_turn, without_collections
-from store import ledger
-from store.database import DATABASE_FAULTS
+from engines.http1 import Off
+from errors import RETRY_AFTER, ClientGone, Overloaded, UpstreamError
+from faults import as_refusal
+from gateway import stuck, wake
+from loop import take_turn
 from store.ledger import Row
 from watch import ClientWatch
 
 logger = logging.getLogger("sparks")
-MAX_ANSWER = 256 << 20  # bytes of an answer that comes in one piece
-MAX_UNSTREAMED = 32 << 20  # the same to a request that asked for a stream
-MAX_ERROR = 1 << 20  # bytes of an engine's error of which any is read
 MAX_HELD = 64 << 20  # bytes of a stream in memory: an answer has no more tokens than a context
 SAYINGS = 5  # of a text, where an API says it again at its end, once inside each other thing
-COPIES = 2  # of an answer in memory, while it is translated
 ROOM_WAIT = 10  # seconds for which an answer waits, its slot with it, until there is room for it
 ROOM_LOOK = 0.1  # seconds between two looks
-STARTED = time() - monotonic()
-JUMP = 1.0  # seconds by which the wall clock is set, and does not merely drift
 COUNT_WAIT = 0.5  # seconds for which the first event waits for the count of the prompt
-QUIT_WAIT = 1.0  # seconds that requests have to end when the gateway ends at once
 BLAMED = (500, 502, 504)  # statuses of an engine's fault; a 503 is a full one's, or our own
 LEFT = 499  # the status in the ledger of a request whose client went away
-LAST_PIECE = 1 << 20  # bytes of a stream's last event in one write
-BEGINNING = 1024  # bytes of an answer that tell what it is
-
-steps.between.append(pause)
-
-
-class Gateway:
-    """What all calls share.
-
-    settings, fleet, gate, ledger   see the modules of these names
-    bodies    front.body.Bodies: how much all bodies in memory weigh together
-    answers   front.body.Room: the same of plain answers that are collected, translated, and taken
-    notes     functions that are told of each request's end: (Row, Key or None)
-    odd       a function that is told a word of stream.py for what is odd about an answer
-    homes     engines.homes.Homes: where conversations ran last
-    live      the calls that have not ended
-    """
-
-    def __init__(self, settings, fleet, gate, ledger, bodies, answers, notes=(), odd=None):
-        """The parts, which `sparks.py` makes."""
-        self.settings = settings
-        self.fleet = fleet
-        self.gate = gate
-        self.ledger = ledger
-        self.bodies = bodies
-        self.answers = answers
-        self.notes = notes
-        self.odd = odd
-        self.homes = Homes()
-        self.live = set()
-
-    def now(self):
-        """The moment for the Gate, by a clock that nobody sets. Where the wall clock was set, the
-        gate learns what was used in the day and month that it shows now."""
-        moment = steady_time()
-        ahead = time() - moment
-        if abs(ahead - self.gate.ahead) > JUMP:
-            with suppress(*DATABASE_FAULTS):  # then with the next request
-                self.read_budgets()
-                self.gate.ahead = ahead
-        return moment
-
-    def arrange(self):
-        """Tell the gate where requests can run, and those that wait what that means for them."""
-        wake(self.gate.arrange(*self.fleet.arrangement()))
-        wake(self.gate.stranded())
-
-    def running(self, engine):
-        """How many requests run at an engine."""
-        places = self.gate.places.items()
-        return sum(place.active for where, place in places if where.engine == engine.url)
-
-    def read_budgets(self):
-        """Have the gate know what the ledger does of this day and month."""
-        wall = time()
-        day = ledger.utc_day(wall)
-        today = ledger.used_by_key(day, day)  # a clock that was set back leaves later days
-        for key, tokens in ledger.used_by_key(day[:8] + "01", day[:8] + "31").items():
-            self.gate.begin(key, today.get(key, 0), tokens, wall)
-
-    def drain(self, seconds):
-        """Let nobody in any more, give the live requests so long, then end each with an error."""
-        self.gate.closed = True
-        self.wait_for_calls(seconds)
-        self.interrupt_all()
-
-    def abandon(self):
-        """The end at once, with a row for each request.
-
-        A call ends in its own greenlet, which alone stops the watchers that it has in the hub. What
-        is left after that waits for a client that takes nothing, and has no watchers any more.
-        """
-        self.gate.closed = True
-        self.interrupt_all()
-        self.wait_for_calls(QUIT_WAIT)
-        for call in list(self.live):
-            call.settle(503, restarting())
-
-    def interrupt_all(self):
-        for call in list(self.live):
-            call.end_soon(restarting())
-
-    def note_engine(self, engine):
-        """An engine's state has changed: nobody waits for an answer of one that is stuck."""
-        if engine.health.word == "stuck":
-            wait = engine.health.retry_after(time())
-            for call in list(engine.pulse.owed):
-                call.end_soon(stuck(wait))
-
-    def wait_for_calls(self, seconds):
-        end = monotonic() + seconds
-        while self.live and monotonic() < end:
-            sleep(0.05)
-
-
-def stuck(wait):
-    return EngineStuck(
-        "the engine has stopped working on this request; send it again in a while", retry_after=wait
-    )
-
-
-def restarting():
-    return ShuttingDown("the gateway is restarting; send the request again", retry_after=5)
 
 
 class Call:
@@ -335,8 +209,11 @@ class Call:
         return self.gateway.gate.is_open(ticket.lane, ticket.place)
 
     def move(self, error):
-        """Wait for a slot at another engine, before others, where this one has not begun. Raises
-        the error, a Refusal, if it has, or may have, or if there is no other one."""
+        """Wait for a slot at another engine, before others, where this one has not begun, or has
+        died before its answer did. Raises the error, a Refusal, if it may be at work on it, or if
+        there is no other one."""
+        if not error.not_begun and self.may_move:
+            error = self.death(error) or error
         if isinstance(error, Off):
             self.gateway.fleet.note_off(self.engine, error)
         if not error.not_begun or not self.may_move:
@@ -349,6 +226,14 @@ class Call:
         self.keep_only(0)
         self.ticket.granted.clear()
         wake(self.gateway.gate.put_back(self.ticket))
+
+    def death(self, error):
+        """The Off of an engine that has ended, and with it all that it had begun, before anything
+        of a stream had come, or all of a plain answer; or None."""
+        stream = self.ask.stream
+        if type(error) is not UpstreamError or stream and not stream.untouched:
+            return None
+        return self.engine.death()
 
     def let_go_of_request(self):
         """The engine has it, or will have: it is sent nowhere else."""
@@ -639,300 +524,8 @@ def request_id(wish):
     return f"{random.getrandbits(128):032x}"
 
 
-def steady_time():
-    """Seconds for the Gate's windows, which must not jump when the wall clock is set."""
-    return STARTED + monotonic()
-
-
 def milliseconds(begin, end):
     """Whole milliseconds between two moments, or None if one has not been."""
     if begin is None or end is None:
         return None
     return round((end - begin) * 1000)
-
-
-def wake(tickets):
-    """Tell the requests that wait with these tickets that they have their slots, or that they will
-    get none."""
-    for ticket in tickets:
-        ticket.granted.set()
-
-
-# ---- the three sorts of request
-
-
-def relay(call, ask):
-    """A stream: an iterator of the client's bytes, each item one write.
-
-    What fails before the first item is raised, and can still be an HTTP status; what fails later is
-    the stream's last event.
-    """
-    stream = ask.stream
-    settings = call.gateway.settings
-    fault = None
-    if (call.key.keepalive_form or settings.keepalive_form) == "chunk":
-        stream.alive_in_chunks(call.id, int(call.started), ask.model.id)
-    try:
-        call.fetch_images(ask)
-        call.enter(ask)
-        since, events = yield from begin(call)
-        call.first = monotonic()
-        call.headed = True
-        yield b""  # the head; all that follows goes through the pump
-        call.pump_rest(since, events)
-        stream.own_figures = attempt(call.figures) or {}
-        last = stream.end()
-    except Exception as error:
-        fault = as_refusal(error)
-        if not call.headed:
-            raise fault from None
-        fault.request_id = call.id
-        stream.own_figures = attempt(call.figures) or {}
-        last = stream.fail(fault)
-    if fault:
-        call.settle(fault.status, fault)
-    else:
-        call.settle(200, whole=call.all_said)
-    yield from in_pieces(last)
-
-
-def begin(call):
-    """Signs of life of a stream while it waits for its slot and its engine; returns when the engine
-    got it, and its first events. Raises Refusal.
-
-    An engine that has not begun with it is left for another one, once.
-    """
-    stream = call.ask.stream
-    keepalive = call.gateway.settings.keepalive
-    while True:
-        while not call.turn(keepalive):
-            call.headed = True
-            yield stream.alive(f"queued {call.gateway.gate.position(call.ticket)}")
-        since = monotonic()
-        try:
-            call.send()
-            while (events := first_events(call, since)) is None:
-                call.headed = True
-                yield stream.alive("loading") if call.loads else stream.alive()
-        except Refusal as error:
-            call.move(error)
-        else:
-            call.let_go_of_request()
-            return since, events
-
-
-def in_pieces(event):
-    """A stream's last event, for one write each."""
-    for at in range(0, len(event), LAST_PIECE):
-        pause()
-        yield event[at : at + LAST_PIECE]
-
-
-def first_events(call, since):
-    """The first events for the client, or None after a silence that is worth a comment.
-
-    Raises Refusal.
-    """
-    answer = call.answer
-    stream = call.ask.stream
-    settings = call.gateway.settings
-    pause = monotonic() + settings.keepalive
-    while (left := min(pause, call.deadline(since)) - monotonic()) > 0:
-        data = answer.read(left)
-        if data is None:
-            continue
-        if answer.streams is None:  # its first bytes tell
-            answer.streams = answer.status == 200 and is_stream(answer, data)
-        if call.counting is not None and stream.prompt_tokens is None:
-            stream.prompt_tokens = call.prompt_tokens()
-        if not answer.streams:
-            return unstreamed(call, data, since)
-        with without_collections():
-            events = pump.feed(stream, data, call.hold_stream)
-        if events:
-            return events
-        if not data or stream.over:
-            stream.end()  # raises: it ended without a word, which is still an HTTP status
-            return events
-        give_way()  # bytes that say nothing may come faster than they are read
-    if monotonic() >= call.deadline(since):
-        raise unanswered(settings)
-    return stream.end_hold() or None
-
-
-def unstreamed(call, data, since):
-    """A whole answer, or an error, to a request that asked for a stream. Raises Refusal."""
-    answer = call.answer
-    stream = call.ask.stream
-    if not answer.ended:
-        data += collect(call, since, MAX_UNSTREAMED)
-    with without_collections():
-        value = checked(answer, data)
-        events = stream.feed_plain(value)
-        if len(data) > steps.LARGE:
-            steps.let_go(value)
-    if stream.fault or not events:
-        stream.end()  # raises: it is no answer, which is still an HTTP status
-    return events
-
-
-def answer_whole(call, ask, write):
-    """The client's body of a request that is answered in one piece: bytes, or a list of them where
-    it is large. Raises Refusal.
-
-    write  a function: (the engine's answer, ask) -> (the client's body, the engine's usage). The
-           answer is a dict, or the bytes of a stream that nobody asked for
-    """
-    try:
-        call.fetch_images(ask)
-        call.enter(ask)
-        body = whole_answer(call)
-        take_turn()  # many small ones together are not small
-        if len(body) <= steps.LARGE:
-            data = translated(call, body, write)
-        else:
-            with without_collections():
-                data = translated(call, body, write)
-    except Exception as error:
-        raise as_refusal(error) from None
-    call.settle(200, whole=True)
-    call.keep_only(size_of(data))
-    return data
-
-
-def whole_answer(call):
-    """The body of the engine's answer. Raises Refusal.
-
-    An engine that has not begun with it is left for another one, once.
-    """
-    while True:
-        call.turn(call.gateway.settings.queue_timeout)
-        since = monotonic()
-        try:
-            call.send()
-            body = collect(call, since)
-            if call.answer.status == 200:
-                call.let_go_of_request()
-                return body
-            checked(call.answer, body)  # raises
-        except Refusal as error:
-            call.move(error)
-
-
-def translated(call, body, write):
-    """The client's body for the engine's."""
-    ask = call.ask
-    value = body
-    if not is_stream(call.answer, body):
-        value = checked(call.answer, body, ask.each)
-    try:
-        call.tally.take(value)
-        ask.own_figures = attempt(call.figures) or {}
-        data, call.usage = write(value, ask)
-    finally:
-        if len(body) > steps.LARGE and isinstance(value, dict):
-            steps.let_go(value)
-    return data
-
-
-def size_of(body):
-    """How many bytes a body has, bytes or a list of them."""
-    return sum(map(len, body)) if isinstance(body, list) else len(body)
-
-
-def count_prompt(call, ask):
-    """How many tokens a prompt has: asked without a slot, beside everything else."""
-    call.ask = ask
-    tokens = call.gateway.fleet.count(ask)
-    call.settle(200)
-    return tokens
-
-
-# ---- an engine's answer
-
-
-def collect(call, since, most=MAX_ANSWER):
-    """The rest of an answer's body, at most so many bytes."""
-    first = 0
-
-    def hold(size):
-        nonlocal first
-        if not call.kept and first + size <= steps.LARGE:
-            first += size  # what is small is not counted
-        else:
-            call.keep(COPIES * (first + size))
-            first = 0
-
-    def seconds():
-        return call.deadline(since) - monotonic()
-
-    try:
-        return call.answer.all(seconds(), most, hold, seconds)
-    except Silent:
-        raise unanswered(call.gateway.settings) from None
-
-
-def unanswered(settings):
-    limit = settings.answer_timeout
-    return UpstreamTimeout(f"the engine has not answered within {limit:g} seconds")
-
-
-def is_stream(answer, data):
-    """Whether the engine answers with events; some forget to say so."""
-    content_type = answer.headers.get("content-type", "")
-    if "event-stream" in content_type:
-        return True
-    looks_like_events = data[:BEGINNING].lstrip()[:1] not in (b"{", b"[", b"<", b"")
-    return "json" not in content_type and looks_like_events
-
-
-def checked(answer, body, each=None):
-    """The JSON object of an answer that is no stream. Raises the Refusal that it stands for.
-
-    each  see steps.read
-    """
-    if answer.status != 200 and len(body) > MAX_ERROR:
-        body = b""
-    try:
-        value = steps.read(body, each)
-    except (ValueError, RecursionError):
-        value = None
-    if answer.status != 200:
-        raise from_engine(answer.status, value, answer.headers.get("retry-after"))
-    if not isinstance(value, dict):
-        raise UpstreamError("the engine's answer cannot be read")
-    if value.get("error") or value.get("object") == "error":
-        raise from_engine(None, value)
-    return value
-
-
-def as_refusal(error):
-    """An exception as a Refusal.
-
-    One that is no Refusal is a fault of the gateway, and leaves its traceback in the log.
-    """
-    if isinstance(error, Refusal):
-        refusal = error
-    elif isinstance(error, RecursionError):  # JSON is read deeper than it is written
-        refusal = UpstreamError("the engine's answer is nested too deeply")
-    elif isinstance(error, DATABASE_FAULTS):
-        logger.error("the database cannot be read: %s", error)
-        refusal = Unready("the gateway's database cannot be read; try again shortly", retry_after=5)
-    else:
-        logger.exception("a fault of the gateway")
-        refusal = InternalError(
-            "the gateway failed; this is its own fault, and its log has the details"
-        )
-    drop_frames(error)
-    return refusal
-
-
-def drop_frames(error):
-    """Let go of the frames that an error came through, and those that led to it. They know the
-    request's body, and the error as well: together they would stay until the garbage is
-    collected."""
-    errors = [error]
-    while errors:
-        error = errors.pop()
-        errors += filter(None, (error.__cause__, error.__context__))
-        error.__traceback__ = error.__cause__ = error.__context__ = None

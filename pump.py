@@ -94,7 +94,7 @@ class Pump:
         self.target = sock.fileno()
         self.reader = loop.io(self.source, READABLE)
         self.writer = loop.io(self.target, WRITABLE)
-        self.pool = answer.pool
+        self.signs = answer.pool.signs
         self.decode = answer.decode
         self.framing = answer.framing
         self.stream = stream
@@ -317,7 +317,7 @@ class Pump:
             return
         if self.stream.tokens != self.tokens:
             self.tokens = self.stream.tokens
-            self.token = self.pool.heard = now
+            self.token = self.signs.heard = now
             self.pulse.hear(now)
         if not self.stream.finished:
             self.check_engine(now)

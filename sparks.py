@@ -48,6 +48,7 @@ monkey.patch_all()  # before any module takes sockets, locks or sleep from the s
 
 import argparse
 import gc
+import json
 import logging
 import sys
 from time import time
@@ -57,7 +58,6 @@ import gevent
 
 import keys
 from admission import Gate
-from call import Gateway
 from engines import local
 from engines.fleet import Fleet
 from engines.local.process import ServerProcess
@@ -67,6 +67,7 @@ from front import lock, master
 from front.app import create_app
 from front.body import Bodies, Room
 from front.screen import described, reachable, screen, told
+from gateway import Gateway
 from log import RequestLog, say, set_up
 from metrics import Metrics
 from monitor import Monitor
@@ -78,6 +79,7 @@ from store.seal import own_seal
 
 logger = logging.getLogger("sparks")
 SOON = 5  # seconds in which the engines should have been looked at
+MOST_LISTED = 100  # models of an engine that are remembered until the next start
 AGAIN = 1  # seconds until another try to write, where the database could not be written
 
 
@@ -163,6 +165,7 @@ class Service:
         self.keeping = None
         self.kept = None
         self.fleet = Fleet(settings)
+        self.recall_states()
         self.fleet.notes.append(self.keep_states)
         self.ledger = ledger.Ledger(settings)
         metrics = Metrics()
@@ -196,6 +199,7 @@ class Service:
         upkeep."""
         if self.is_local:
             for engine, command in zip(self.fleet.engines, local.COMMANDS, strict=True):
+                engine.is_ours = True
                 port = urlsplit(engine.url).port
                 ServerProcess(port, logger.warning, command, engine.look_due.set).start()
         gevent.spawn(self.fleet.watch)
@@ -210,6 +214,15 @@ class Service:
             while not any(model.default for model in self.fleet.models()):
                 gevent.sleep(0.1)
             say(local.greeting(f"http://{reachable(self.settings.bind)}", first_key))
+
+    def recall_states(self):
+        """Have the engines know what they had when they were looked at last."""
+        engines = {engine.url: engine for engine in self.fleet.engines}
+        for state in states.kept():
+            listed = json.loads(state.listed)
+            if listed and state.engine in engines:
+                engines[state.engine].remember(listed, state.purpose)
+        self.fleet.update()
 
     def keep_states(self, engine=None):
         """Have it kept how the engines are, if something has changed."""
@@ -272,7 +285,14 @@ def state_of(engine, fleet):
     health = engine.health
     models = [described(model) for model in fleet.known if engine in model.places.values()]
     return states.State(
-        engine.url, health.word, health.reason, health.since, health.error, "; ".join(models)
+        engine.url,
+        health.word,
+        health.reason,
+        health.since,
+        health.error,
+        "; ".join(models),
+        engine.purpose,
+        json.dumps(engine.listed[:MOST_LISTED]),
     )
 
 

@@ -431,6 +431,11 @@ class ChatStream:
         return self.end_hold() + data_event(error_body(error))
 
     @property
+    def untouched(self):
+        """Whether nothing has come but comments: another engine's answer can take its place."""
+        return not (self.events.rest or self.choices or self.usage or self.over)
+
+    @property
     def finished(self):
         return self.have_finished(self.n or 1)
 

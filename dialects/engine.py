@@ -21,7 +21,7 @@ DATA_IMAGE = re.compile(r"data:image/(?:png|jpe?g|pjpeg|gif|webp|(?:x-ms-)?bmp);
 CUT = re.compile(r"\x01[0-9a-f]{16}:\d{1,9}\x01\Z")
 MOST_CUT = 32  # characters of it
 MOST_OPENING = 32  # messages before an answer, and parts of one, that are looked at
-MOST_WHOLE = 8000  # bytes of a text that is not cut, escaped as programs usually do
+MOST_WHOLE = 8000  # bytes of a text that is not cut, however a program escapes it
 USUALLY_LEFT = 300  # characters of one that is
 LOOKED_AT = 1 << 13  # characters of an image, a multiple of 8
 ALPHABET = re.compile(r"[A-Za-z0-9+/]+")  # of base64 (RFC 4648, 4)
@@ -115,7 +115,8 @@ def texts_in(content):
 def beginning_of(text):
     """A text or, of one that front/large_json.py cuts in large requests, what that leaves: the next
     turn may be such a request."""
-    if len(text) > MOST_WHOLE or len(text.encode()) > MOST_WHOLE or CUT.search(text):
+    escaped = text[: MOST_WHOLE + 1].encode("ascii", "backslashreplace")
+    if len(escaped) > MOST_WHOLE or CUT.search(text):
         return text[:USUALLY_LEFT]
     return text
 

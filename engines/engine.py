@@ -1,6 +1,7 @@
 """An engine: its address, its connections, what it serves, and looks at how it is."""
 
 import logging
+from contextlib import suppress
 from time import monotonic, time
 
 import gevent
@@ -24,6 +25,9 @@ COUNT_TIMEOUT = 10  # seconds for the count of a prompt's tokens
 COUNTS = 8  # prompts that one engine is asked to count at once
 MAX_LIST = 4 << 20  # bytes of a list of models
 MAX_COUNT = 16 << 20  # bytes of the answer to a count: some engines list the tokens too
+LAST_LOOKS = 5  # at one that may have ended just now
+LAST_LOOK = 1  # seconds for each of them
+LAST_PAUSE = 0.1  # seconds between two
 CANARY = 5  # seconds for the first canary; each further one has twice as long, up to the limit
 MOST_CANARIES = 10  # that are counted
 GONE = ("off", "loading", "misconfigured")  # states in which one may have been restarted
@@ -33,6 +37,7 @@ PROGRESS_TIMEOUT = 5  # seconds for each part of the question how far it is
 MAX_PAGE = 1 << 19  # bytes of the answer
 NOT_IMPLEMENTED = 501  # a status that says that it has no such answer
 MAX_TOLD = 1 << 20  # bytes of the answer to such a question
+PURPOSE_LOOKS = 5  # that ask what its models are for
 MOST_MODELS = 1000  # of one engine; the others are not looked at
 # What the reading of an engine's JSON may meet, which can be of any shape.
 ODD_JSON = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -42,15 +47,19 @@ class Engine:
     """One engine.
 
     pool      connections for requests
+    signs     signs.Signs of these requests
     looks     makes a new connection for each question of a look: none can be stale
     health    health.Health: whether it serves, and why not
     pulse     pulse.Pulse: whether it works on what it owes
     was_up    it has served
+    is_ours   the gateway starts it itself: until it has served, it is about to
     canaries  how many in a row it has not answered
-    listed    the entries of its list of models as it last was: an engine that is off will likely
-              come back with it
+    listed    the entries of its list of models as it last was, at first that of an earlier start:
+              an engine that is off will likely come back with it
     kind      its kinds.Kind
     purpose   what its models are for, "chat" or "embedding"
+    purpose_due
+              how many looks may still ask that
     resting   the ids of the models that it lists and loads when a request wants them
     look_due  an Event: it is to be looked at now, not only when `settings.poll` is over
     looked    the monotonic moment at which the last look ended
@@ -67,20 +76,28 @@ class Engine:
         self.use_key(key)
         self.slots = self.weight = 1
         self.pool = Pool(url)
+        self.signs = self.pool.signs
         self.looks = Pool(url, self.pool.tls)
         self.health = Health(time())
         self.pulse = Pulse()
-        self.was_up = False
+        self.was_up = self.is_ours = False
         self.canaries = 0
         self.listed = []
         self.resting = frozenset()
         self.kind = OTHER
         self.purpose = "chat"
+        self.purpose_due = PURPOSE_LOOKS
         self.look_due = Event()
         self.looked = self.answered = 0.0
         self.counts = BoundedSemaphore(COUNTS)
         self.found = {}
         self.asking = None
+
+    def remember(self, listed, purpose):
+        """What it had at an earlier start of the gateway, until it says what it has now."""
+        self.listed = listed
+        self.purpose = purpose
+        self.kind = kind_of(listed[0])
 
     def use_key(self, key):
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -103,9 +120,9 @@ class Engine:
             if self.health.word != word and not self.health.answers:  # it was found out meanwhile
                 raise Trouble(self.health.word, self.health.reason, sure=True)
         except Trouble as trouble:
-            if self.is_heard and not trouble.sure:
+            if self.signs.are_good_since(self.looked) and not trouble.sure:
                 trouble = Trouble("busy", trouble.reason)
-            elif self.is_ailing:  # two kinds of evidence are as good as two looks
+            elif self.signs.are_bad:  # two kinds of evidence are as good as two looks
                 trouble.sure = True
             self.health.is_troubled(trouble, time())
         else:
@@ -115,37 +132,14 @@ class Engine:
         self.check_patience(patience)
         self.pool.prune()
 
-    @property
-    def is_heard(self):
-        """Whether requests show that it is well, better than any look could: something came to one
-        of them since the last look, and none went wrong after that."""
-        return self.pool.heard > max(self.looked, self.pool.failed, self.pool.ailed)
-
-    @property
-    def is_there(self):
-        """Whether its server has answered since the last look, be it what it works on, and no
-        request has gone wrong after that: /health would say no more."""
-        shown = max(self.pool.heard, self.pulse.told)
-        return shown > max(self.looked, self.pool.failed, self.pool.ailed)
-
-    @property
-    def is_ailing(self):
-        """Whether a request went wrong, and nothing has come since."""
-        return max(self.pool.failed, self.pool.ailed) > self.pool.heard
-
     def note_fault(self):
         """A request ended with an error of the engine's own: is it still there?"""
-        self.pool.ailed = monotonic()
+        self.signs.ailed = monotonic()
         self.look_due.set()
-
-    @property
-    def fails(self):
-        """Whether the last that came of requests was nothing."""
-        return self.pool.failed > self.pool.heard
 
     def ask_models(self):
         """The entries of its list of models. Raises Trouble."""
-        if not self.is_there:
+        if not self.signs.are_good_since(self.looked, self.pulse.told):  # it would say no more
             status, body = self.ask("/health")
             if status >= 500:  # any other status: some engines have no such route
                 raise self.kind.unwell(status, body)
@@ -167,6 +161,8 @@ class Engine:
         try:
             return self.get(path)
         except Off as error:
+            if self.is_ours and not self.was_up:
+                raise Trouble("loading", "it is being started") from None
             word = "busy" if error.ours else "off"
             raise Trouble(word, error.reason, error.sure) from None
         except Silent:
@@ -176,24 +172,27 @@ class Engine:
             reason = f"{path}: {error.message}: is it an OpenAI server?"
             raise Trouble("misconfigured", reason) from None
         except Refusal as error:  # one with too much to do may close it, too
-            word = "off" if self.fails else "busy"
+            word = "off" if self.signs.are_missing else "busy"
             # What follows in the message is advice for a client.
             raise Trouble(word, f"{path}: {error.message.partition(';')[0]}") from None
 
     def note_models(self, served):
-        changed = ids_of(served) != ids_of(self.listed)
-        self.listed = served
-        self.kind = kind_of(served[0])
+        kind = kind_of(served[0])
+        changed = kind is not self.kind or ids_of(served) != ids_of(self.listed)
         if changed or not self.health.answers:  # it may be another one under the same name
-            self.purpose = self.ask_purpose()
+            self.purpose_due = PURPOSE_LOOKS
+        self.listed = served
+        self.kind = kind
+        if self.purpose_due:
+            self.ask_purpose()
         self.resting = frozenset(entry["id"] for entry in served if not self.kind.is_loaded(entry))
 
     def ask_purpose(self):
-        """What its models are for."""
-        try:
-            return self.kind.purpose(lambda path: self.get(path)[0])
-        except (Silent, Refusal):
-            return self.purpose
+        """Ask what its models are for. It may be in vain; then the next look does."""
+        self.purpose_due -= 1
+        with suppress(Silent, Refusal):
+            self.purpose = self.kind.purpose(lambda path: self.get(path)[0])
+            self.purpose_due = 0
 
     def check_patience(self, patience):
         """One that takes connections, answers no look for so many seconds, and is at work on
@@ -204,6 +203,21 @@ class Engine:
         idle = self.pulse.figures and not self.pulse.owing()
         if idle and lasts >= patience and not self.figures():
             self.health.note("stuck", f"it has answered nothing for {lasts:.0f} s", time())
+
+    def death(self):
+        """The Off of one where nothing listens any more, or None."""
+        for _ in range(LAST_LOOKS):
+            try:
+                self.get("/health", LAST_LOOK)
+            except Off as error:
+                return error if error.sure else None
+            except Silent:
+                return None
+            except Refusal:  # it closes connections: perhaps all of them, one after the other
+                gevent.sleep(LAST_PAUSE)
+            else:
+                return None
+        return None
 
     # -- the canary
 
@@ -250,6 +264,9 @@ class Engine:
                 one.due = 0 if fresh else one.due
                 if not base and one.is_due():
                     due.append((one, entries[0]["id"]))
+            elif weights in self.found:  # whoever has it loaded again needs to know its template
+                found[weights] = self.found[weights]
+                found[weights].due = 0
         self.found = found
         if due and self.purpose == "chat" and not self.asking:
             self.asking = gevent.spawn(self.ask_about, due)
@@ -303,7 +320,7 @@ class Engine:
         late = Off("the engine does not answer", "unreachable: it takes no connection")
         if self.looks.tls:
             late.reason = "TLS: no connection came about: does it speak https at all?"
-            if self.listed and not self.fails:  # it did, and has much to do by now
+            if self.listed and not self.signs.are_missing:  # it did, and has much to do by now
                 late = Silent
         with Timeout(seconds, late):  # the name's look-up included
             answer = self.looks.get(path, self.headers)

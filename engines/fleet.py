@@ -15,10 +15,11 @@ from engines.health import Trouble
 from engines.models import Catalogue, Model, names_of, unknown
 from engines.watchdog import Watchdog
 from errors import RETRY_AFTER, ModelNotAllowed, ModelNotFound, ModelUnavailable
+from loop import take_turn
 from settings import matches
 
 logger = logging.getLogger("sparks")
-FIRST_LOOK = 2  # seconds that a request waits for the very first look
+FIRST_LOOK = 2  # seconds that a request waits for the very first look at an engine
 LEAST_PAUSE = 0.1  # seconds between two looks
 GONE_PAUSE = 0.5  # the same, at most, where the engine is gone
 OUT_PAUSE = 5  # the same where it gets no requests for another reason
@@ -36,7 +37,7 @@ class Fleet:
     """The engines and their models.
 
     `watch` looks at each engine every `settings.poll` seconds, for ever; the Event `seen` is set
-    once each has been looked at.
+    once each has been looked at, and `unseen` are those that have not been.
 
     known     all Models, loaded or not
     leaving   engines that the settings do not name any more, while requests run there
@@ -186,6 +187,7 @@ class Fleet:
     def look(self, engine):
         """Look at an engine, and bring all that depends on it up to date."""
         engine.look(self.settings.stuck_after)
+        take_turn()  # a list of a thousand models takes long to read, and as long again below
         self.unseen.discard(engine)
         if not self.unseen:
             self.seen.set()
@@ -239,7 +241,9 @@ class Fleet:
     def reload(self):
         """The settings may name other engines now, and say other things of them."""
         came = self.follow_settings()
+        self.unseen = self.unseen.intersection(self.engines).union(came)
         for engine in came:
+            self.seen.clear()
             gevent.spawn(self.watch_one, engine)
         self.update()
         for engine in [*self.engines, *self.leaving]:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import gevent
 from gevent import socket
 
+from engines.signs import Signs
 from errors import ModelUnavailable, UpstreamError
 from loop import give_way, pause
 from tcp import detect_vanished_peer, send_all
@@ -329,11 +330,7 @@ def why_off(error):
 class Pool:
     """The connections to an engine, as many as are needed at once.
 
-    heard   the monotonic moment at which something of an answer to a request came on one of them:
-            questions are answered by an engine whose core is dead, too
-    failed  the same of the last request that found no connection, or to which nothing came: not of
-            questions, since some engines or proxies cut what they do not know
-    ailed   the same of the last request that ended with an error of the engine's
+    signs  signs.Signs of the requests on them
     """
 
     def __init__(self, url, tls=None):
@@ -349,7 +346,7 @@ class Pool:
         self.prefix = parts.path.rstrip("/")
         self.netloc = parts.netloc
         self.idle = []
-        self.heard = self.failed = self.ailed = 0.0
+        self.signs = Signs()
 
     def take(self):
         """A connection for a request: an idle one, or a new one. Raises Off."""
@@ -367,7 +364,7 @@ class Pool:
         except OSError as error:
             ours = error.errno in OWN_FAULTS
             if not ours:
-                self.failed = monotonic()
+                self.signs.failed = monotonic()
             raise Off(
                 f"the engine does not answer ({type(error).__name__}); the model is off,"
                 " try again later",
@@ -580,7 +577,7 @@ class Answer:
                 data = self.receive(until - monotonic())
                 if not data and not self.retry_if_stale():
                     if not self.harmless:
-                        self.pool.failed = monotonic()
+                        self.pool.signs.failed = monotonic()
                     raise self.no_answer()
                 self.buffer += data
                 self.head_bytes += len(data)
@@ -636,7 +633,7 @@ class Answer:
                 body = self.framing.feed(data)
                 if body:
                     if self.status == 200 and not self.harmless:
-                        self.pool.heard = monotonic()
+                        self.pool.signs.heard = monotonic()
                     return body
                 pause()  # framing alone may come faster than it is read
         except Silent:

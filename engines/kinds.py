@@ -37,7 +37,9 @@ LENGTHS = (
 # What a 503 says of a request that the engine has not begun with: it is loading, or full. vLLM's
 # "please retry" is no such word: it had begun.
 NOT_BEGUN = re.compile(
-    r"loading|busy|scaling|queue|backlog|overload|too many|capacity|cannot accept|pending requests",
+    r"loading|initiali[sz]ing|not (?:yet )?(?:ready|loaded)|currently loaded"
+    r"|no (?:healthy|available)|busy|scaling|queue|backlog|overload|too many|capacity"
+    r"|cannot accept|pending requests",
     re.IGNORECASE,
 )
 CACHE = "vllm:cache_config_info"

@@ -183,8 +183,8 @@ def level_for(word, switches, words, as_field):
 
 
 def chosen_for(word, words):
-    """The word to send for one of ours: what the template itself makes of it, or else the nearest;
-    where no thinking is wanted, the least."""
+    """The word to send for one of ours: what the template itself makes of it, or else the nearest,
+    which is the least where no thinking is wanted."""
     if word in words:
         return words[word]
     efforts = sorted(set(words.values()) - {"none"}, key=rank)
@@ -192,8 +192,6 @@ def chosen_for(word, words):
         return "none"
     if not efforts:
         return USUAL
-    if LEVEL_OF[word] == "off":
-        return efforts[0]
     return min(efforts, key=lambda one: distance(word, one))
 
 

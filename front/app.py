@@ -12,9 +12,11 @@ from time import monotonic, time
 
 from werkzeug.wsgi import ClosingIterator
 
-from call import Call, answer_whole, as_refusal, count_prompt, relay, size_of
+from answering import answer_whole, count_prompt, relay, size_of
+from call import Call
 from dialects.responses import Responses
 from errors import ClientGone
+from faults import as_refusal
 from front import reading
 from front.body import Body
 from front.edge import check_edge, check_key, response_headers
@@ -33,7 +35,7 @@ STREAM_HEADERS = [
 
 
 def create_app(gateway, keyring, metrics, seal):
-    """The WSGI application over a call.Gateway, a keys.Keyring, Metrics and a Seal."""
+    """The WSGI application over a gateway.Gateway, a keys.Keyring, Metrics and a Seal."""
     return Front(gateway, keyring, dialects(seal), small_app(gateway, keyring, metrics))
 
 

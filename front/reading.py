@@ -9,8 +9,8 @@ from functools import cache
 
 from gevent.threadpool import ThreadPool
 
-from call import drop_frames
 from errors import InvalidRequest, Refusal
+from faults import drop_frames
 from loop import Shares, take_turn, without_collections
 from steps import kept, let_go
 

@@ -7,9 +7,9 @@ from time import time
 from flask import Flask, Response, current_app, redirect, request
 from werkzeug.exceptions import HTTPException
 
-from call import as_refusal
 from dialects import chat, messages
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound, NoWebSocket
+from faults import as_refusal
 from front.edge import check_edge, check_key, knows_edge, preflight_headers, response_headers
 from front.routes import ROUTES, existing
 from pages import help

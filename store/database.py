@@ -391,6 +391,12 @@ def engine_states():
         )"""
 
 
+def engine_lists():
+    """What each engine had when it was last looked at."""
+    yield "ALTER TABLE engine ADD COLUMN purpose TEXT NOT NULL DEFAULT 'chat'"
+    yield "ALTER TABLE engine ADD COLUMN listed TEXT NOT NULL DEFAULT '[]'"
+
+
 MIGRATIONS = [
     first_keys,
     limits,
@@ -400,6 +406,7 @@ MIGRATIONS = [
     keepalive_form,
     pruning,
     engine_states,
+    engine_lists,
 ]
 
 

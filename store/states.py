@@ -1,4 +1,5 @@
-"""How the gateway's engines are, kept for the owner's commands, which are other processes."""
+"""How the gateway's engines are, kept for the owner's commands, which are other processes, and for
+the next start: an engine that is off by then has the models that it had."""
 
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ class State(NamedTuple):
     since   when it began, in epoch seconds
     error   the last trouble there was, or None
     about   what it serves, in words
+    purpose what for: "chat" or "embedding"
+    listed  the entries of its list of models, as JSON
     """
 
     engine: str
@@ -22,6 +25,8 @@ class State(NamedTuple):
     since: float
     error: str | None
     about: str
+    purpose: str = "chat"
+    listed: str = "[]"
 
 
 def keep(states):

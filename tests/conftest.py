@@ -10,7 +10,6 @@
 """
 import os
 import signal
-import subprocess
 import sys
 from importlib.util import find_spec
 
@@ -23,7 +22,7 @@ from support import SUPPORT  # noqa: E402, it is to be rewritten
 from support.engine import Engine  # noqa: E402
 from support.gateway import WITH_VECTORS, Gateway, Shared, add_key  # noqa: E402
 from support.processes import free_port  # noqa: E402
-from support.real_engines import install_vllm, serve  # noqa: E402
+from support.real_engines import serve, serve_vllm  # noqa: E402
 
 # ---- options
 
@@ -175,10 +174,4 @@ def llama(tmp_path_factory):
 @pytest.fixture(scope="session")
 def vllm(request, tmp_path_factory):
     """The URL of real vLLM with the model `glm-tiny` of support/tiny_glm.py."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        venv = install_vllm()
-    folder, port = tmp_path_factory.mktemp("vllm"), free_port()
-    subprocess.run([venv / "bin/python", SUPPORT / "tiny_glm.py", folder / "glm-tiny"], check=True, timeout=120)
-    yield from serve(["bash", SUPPORT / "vllm_cpu.sh", "serve", venv, folder / "glm-tiny", port], port, folder, 180,
-                      HOST="127.0.0.1", MAX_MODEL_LEN="32768")
+    yield from serve_vllm(request.config, tmp_path_factory)

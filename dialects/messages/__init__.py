@@ -35,6 +35,7 @@ PASSED = (
     "frequency_penalty",
     "repetition_penalty",
     "chat_template_kwargs",
+    "enable_thinking",
 )
 # `thinking` says that the model shall not think, so these words are not for effort.
 EFFORTS = tuple(word for word in reasoning.WORDS if word not in ("none", "minimal"))

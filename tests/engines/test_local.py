@@ -188,7 +188,9 @@ def front(tmp_path_factory):
     process = spawn([sys.executable, "sparks.py", "--local"], folder / "log", environment)
     try:
         wait_until(lambda: "curl" in (folder / "log").read_text(), 60)
-        key = (folder / "log").read_text().split("shown this once: ")[1].split()[0]
+        said = (folder / "log").read_text()
+        assert " is off" not in said                # they are being started
+        key = said.split("shown this once: ")[1].split()[0]
         yield f"http://{address}/v1", key
     finally:
         process.send_signal(signal.SIGTERM)

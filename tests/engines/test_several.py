@@ -1,20 +1,30 @@
-"""Two real llama.cpp servers side by side: conversations find their prompts' beginnings in the cache again.
+"""Two real engines side by side: conversations find their prompts' beginnings in the cache again, and one of the two is killed.
 
 Ten conversations of ten turns with one system prompt, all at once; fewer without `./run.sh test --soak`. The share of prompt tokens that came from the cache, by the
 engines' own figures, beside one engine's alone, and beside two engines that take turns.
 """
 import os
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
 from support import SUPPORT
 from support.gateway import Gateway, Patched
 from support.observe import gauge
-from support.processes import answers, clean_environment, free_port, kill, spawn, wait_until
-from support.real_engines import serve
+from support.processes import (
+    answers,
+    children,
+    clean_environment,
+    free_port,
+    kill,
+    spawn,
+    wait_until,
+)
+from support.real_engines import serve, serve_vllm
 from support.rows import row_of
 
 CONVERSATIONS, TURNS = (10, 10) if os.environ.get("SPARKS_SOAK") else (5, 6)
@@ -35,9 +45,9 @@ def servers(tmp_path_factory):
         yield urls
 
 
-def share(servers, names, folder, stock, patch=""):
-    """(cached tokens / prompt tokens of all requests, the same of each conversation)."""
-    config = "".join(f'[[engines]]\nurl = "{servers[name]}"\nslots = {SLOTS[name]}\n' for name in names)
+def share(engines, folder, stock, patch=""):
+    """(cached tokens / prompt tokens of all requests, the same of each conversation). `engines`: {URL: slots}."""
+    config = "".join(f'[[engines]]\nurl = "{url}"\nslots = {slots}\n' for url, slots in engines.items())
     gateway = Patched(folder, None, stock, patch, config=config, log="json")
     try:
         gateway.wait_alive().wait_ready()
@@ -66,21 +76,29 @@ def converse(gateway, run, number):
 
 
 def test_one_of_two_is_killed(tmp_path_factory, stock):
-    """Streams that had begun there end with an error event, the others are whole, and new ones go to the other engine."""
+    """Streams that had begun there end with an error event, the others are whole, and the other engine answers what had not
+    begun, and what is new."""
     urls, processes = [], []
     for name in ("stays", "goes"):
         folder, port = tmp_path_factory.mktemp(name), free_port()
         command = [sys.executable, SUPPORT / "tiny_gguf.py", folder / "tiny.gguf", "--serve", port, "--slots", 4]
         processes.append(spawn(command, folder / "server.log", clean_environment()))
         urls.append(f"http://127.0.0.1:{port}")
-    gateway = Gateway(tmp_path_factory.mktemp("killed"), None, stock, "".join(f'[[engines]]\nurl = "{url}"\nslots = 4\n' for url in urls))
+    gateway = Gateway(tmp_path_factory.mktemp("killed"), None, stock, "".join(f'[[engines]]\nurl = "{url}"\nslots = 8\n' for url in urls))
     try:
         for url in urls:
             wait_until(lambda url=url: answers(f"{url}/health"), 60)
         gateway.wait_alive()
-        wait_until(lambda: gauge(gateway, "sparks_slots") == 8, 10)
+        wait_until(lambda: gauge(gateway, "sparks_slots") == 16, 10)
         answers_of = [begin(gateway, number) for number in range(8)]
-        kill(processes[1])
+        os.kill(processes[1].pid, signal.SIGSTOP)   # it answers nothing of what it gets from here on
+        with ThreadPoolExecutor(8) as pool:
+            waiting = [pool.submit(begin, gateway, number, 8, number % 4 < 2) for number in range(20, 28)]
+            wait_until(lambda: gauge(gateway, "sparks_active") == 16, 10)
+            kill(processes[1])
+            for answer in waiting:
+                assert b'"error"' not in answer.result().read_all()
+                assert row_of(gateway.db, answer.result().headers["x-request-id"])["engine"] == urls[0]
         later = [begin(gateway, number, 8) for number in range(8, 12)]
         ends = [list(answer.events())[-1] for answer in answers_of + later]
         broken = [number for number, end in enumerate(ends) if end.data != "[DONE]"]
@@ -95,20 +113,74 @@ def test_one_of_two_is_killed(tmp_path_factory, stock):
             kill(process)
 
 
-def begin(gateway, number, tokens=1500):
-    """A stream whose first token is there."""
+def begin(gateway, number, tokens=1500, stream=True, more=""):
+    """A stream whose first token is there, or a whole answer."""
     answer = gateway.client(timeout=60).post("/v1/chat/completions", {
-        "messages": [{"role": "user", "content": f"Number {number}"}], "max_tokens": tokens, "stream": True})
+        "messages": [{"role": "user", "content": f"Number {number}{more}"}], "max_tokens": tokens, "ignore_eos": True, "stream": stream})
     assert answer.status == 200
     return answer
 
 
-def test_conversations_keep_their_cache(servers, tmp_path_factory, stock, capsys):
-    single, each_single = share(servers, ["one"], tmp_path_factory.mktemp("run"), stock)
-    two, each = share(servers, ["first", "second"], tmp_path_factory.mktemp("run"), stock)
-    turns, _ = share(servers, ["first", "second"], tmp_path_factory.mktemp("run"), stock, TAKING_TURNS)
+def check_shares(one, two, tmp_path_factory, stock, capsys):
+    """The shares at one engine, at two, and at two that take turns; each is {URL: slots}."""
+    single, each_single = share(one, tmp_path_factory.mktemp("run"), stock)
+    both, each = share(two, tmp_path_factory.mktemp("run"), stock)
+    turns, _ = share(two, tmp_path_factory.mktemp("run"), stock, TAKING_TURNS)
     with capsys.disabled():
-        print(f"\ncached share: one engine {single:.3f}, two {two:.3f} ({two / single:.3f} of it), two that take turns {turns:.3f}; "
+        print(f"\ncached share: one engine {single:.3f}, two {both:.3f} ({both / single:.3f} of it), two that take turns {turns:.3f}; "
               f"the worst conversation {min(each_single):.3f}, {min(each):.3f}")
-    assert two >= 0.95 * single
-    assert two > turns
+    assert both >= 0.95 * single
+    assert both > turns
+
+
+def test_conversations_keep_their_cache(servers, tmp_path_factory, stock, capsys):
+    one, two = ({servers[name]: SLOTS[name] for name in names} for names in (["one"], ["first", "second"]))
+    check_shares(one, two, tmp_path_factory, stock, capsys)
+
+
+# ---- vLLM
+
+@pytest.fixture(scope="module")
+def vllms(request, tmp_path_factory):
+    """The URLs of two real vLLM."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(contextmanager(serve_vllm)(request.config, tmp_path_factory)) for _ in range(2)]
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_vllm_conversations_keep_their_cache(vllms, tmp_path_factory, stock, capsys):
+    check_shares({vllms[0]: CONVERSATIONS}, dict.fromkeys(vllms, SLOTS["first"]), tmp_path_factory, stock, capsys)
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_one_of_two_vllm_is_killed(vllms, tmp_path, stock):
+    """While two streams of it have begun, and others are in their prefill or wait inside of it: these the other one answers."""
+    front = Gateway(tmp_path, None, stock, "".join(f'[[engines]]\nurl = "{url}"\nslots = 6\n' for url in vllms))
+    try:
+        front.wait_alive().wait_ready()
+        wait_until(lambda: gauge(front, "sparks_slots") == 12, 10)
+        begun = [begin(front, number, 1500) for number in range(4)]
+        with ThreadPoolExecutor(8) as pool:
+            waiting = [pool.submit(begin, front, number, 8, number % 4 < 2, " word" * 500) for number in range(20, 24)]
+            wait_until(lambda: gauge(front, "sparks_active") == 8, 10)
+            kill_server(vllms[1])
+            for answer in waiting:
+                assert b'"error"' not in answer.result().read_all()
+        rows = [row_of(front.db, answer.result().headers["x-request-id"]) for answer in waiting]
+        assert {row["status"] for row in rows} == {200} and {row["engine"] for row in rows} == {vllms[0]}
+        ends = [list(answer.events())[-1] for answer in begun]
+        broken = [end.json()["error"]["code"] for end in ends if end.data != "[DONE]"]
+        assert broken == ["upstream_error"] * 2
+        front.stop()
+        front.check_log()
+    finally:
+        front.kill()
+
+
+def kill_server(url):
+    """SIGKILL for all of an engine that `serve` has started."""
+    port = url.rpartition(":")[2]
+    found = [pid for pid in children(os.getpid()) if port in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
+    os.killpg(found[0], signal.SIGKILL)

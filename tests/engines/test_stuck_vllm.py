@@ -4,7 +4,6 @@ What is found out of scripted engines stands in tests/server/test_stuck.py.
 """
 import os
 import signal
-import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -12,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from support import SUPPORT
 from support.chat import PATH
 from support.client import Client
 from support.gateway import Gateway
 from support.observe import gauge, gauges
-from support.processes import children, free_port, wait_until
-from support.real_engines import install_vllm, serve
+from support.processes import children, wait_until
+from support.real_engines import serve_vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 STUCK_AFTER = 5
@@ -28,14 +26,8 @@ CONTEXT = 32768                                     # tokens, which is also all 
 @pytest.fixture(scope="module")
 def engine(request, tmp_path_factory):
     """The URL of a vLLM that runs two requests at a time, in small steps."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        venv = install_vllm()
-    folder, port = tmp_path_factory.mktemp("vllm"), free_port()
-    subprocess.run([venv / "bin/python", SUPPORT / "tiny_glm.py", folder / "glm-tiny"], check=True, timeout=120)
-    command = ["bash", SUPPORT / "vllm_cpu.sh", "serve", venv, folder / "glm-tiny", port, "--max-num-batched-tokens", 256]
-    yield from serve(command, port, folder, 180, HOST="127.0.0.1", MAX_MODEL_LEN=str(CONTEXT), MAX_NUM_SEQS="2",
-                     KV_CACHE_BYTES=str((CONTEXT + 512) * 1024))
+    yield from serve_vllm(request.config, tmp_path_factory, "--max-num-batched-tokens", 256, MAX_MODEL_LEN=str(CONTEXT),
+                          MAX_NUM_SEQS="2", KV_CACHE_BYTES=str((CONTEXT + 512) * 1024))
 
 
 @contextmanager

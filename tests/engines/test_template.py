@@ -1,5 +1,4 @@
 """Real engines with chat templates of all kinds: what the gateway finds, and what comes of thoughts nobody wanted."""
-import subprocess
 import sys
 
 import pytest
@@ -11,7 +10,7 @@ from support.client import Client
 from support.gateway import started
 from support.messages import transcript
 from support.processes import free_port
-from support.real_engines import install_vllm, serve
+from support.real_engines import serve, serve_vllm
 from support.templates import TEMPLATES
 
 ANSWER = "".join(tiny_glm.ANSWER)
@@ -65,14 +64,10 @@ LEVELS = "{{- '<|system|>\\nReasoning Effort: ' ~ {'low': 'Low', 'high': 'High'}
                 ids=["parser on", "parser off"])
 def thinker(request, tmp_path_factory):
     """The URL of real vLLM with a model that thinks whatever it is told, and whether its thoughts leak into all it says."""
-    folder, port, venv = tmp_path_factory.mktemp("thinker"), free_port(), install_vllm()
-    template = tiny_glm.TEMPLATE
+    file, template = tmp_path_factory.mktemp("thinker") / "template.jinja", tiny_glm.TEMPLATE
     assert SWITCH in template and ECHO in template
-    (folder / "template.jinja").write_text(template.replace(SWITCH, "'<think>'").replace(ECHO, LEVELS), encoding="utf-8")
-    subprocess.run([venv / "bin/python", SUPPORT / "tiny_glm.py", folder / "glm-tiny"], check=True, timeout=120)
-    command = ["bash", SUPPORT / "vllm_cpu.sh", "serve", venv, folder / "glm-tiny", port, "--chat-template",
-               folder / "template.jinja", *request.param]
-    for url in serve(command, port, folder, 180, HOST="127.0.0.1", MAX_MODEL_LEN="32768"):
+    file.write_text(template.replace(SWITCH, "'<think>'").replace(ECHO, LEVELS), encoding="utf-8")
+    for url in serve_vllm(request.config, tmp_path_factory, "--chat-template", file, *request.param):
         yield url, bool(request.param)
 
 

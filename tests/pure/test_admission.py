@@ -361,6 +361,8 @@ TURNS = {
     "elsewhere where that drains": ({"places": two(open=False), "homes": {"a1": "A"}}, "+a1", "a1@B"),
     "its own first": ({"places": two(1, 1), "homes": {"a3": "A", "a4": "B", "a5": "A"}},
                       "+a1 +a2 +a3 +a4 +a5 -a2 -a1 -a4", "a1@A a2@B - - - a4@B a3@A a5@B"),
+    "the first of those whose home is full": ({"places": two(1, 1), "homes": dict.fromkeys(("a2", "a3"), "A")},
+                                              "+a1 +b1 +a2 +a3 -b1", "a1@A b1@B - - a2@B"),
     "another key's turn is its turn": ({"places": two(1, 1), "homes": {"b1": "A", "a3": "B"}},
                                        "+a1 +a2 +b1 +a3 -a2 -b1", "a1@A a2@B - - b1@B a3@B"),
     "not begun: once more elsewhere": ({"places": two()}, "+a1 ~a1 -a1", "a1@A a1@B -"),
@@ -368,6 +370,7 @@ TURNS = {
     "not begun: no turns for others of its key meanwhile": ({"places": two(1, 1)}, "+a1 +c1 +a2 +a3 +b1 +b2 ~a1 -b1 -a2 -b2 -c1",
                                                             "a1@A c1@B - - - - b1@A a2@A b2@A a3@A a1@B"),
     "not begun: in the turn that it had": ({"places": two(1, 1)}, "+b1 -b1 +a1 -a1 +a2 +c1 +b2 +d1 ~a2 -c1", "b1@A - a1@B - a2@A c1@B - - d1@A b2@B"),
+    "not begun: before those who came later": ({"places": two(1, 1)}, "+a1 +b1 +c1 +d1 ~a1 -b1", "a1@A b1@B - - c1@A a1@B"),
     "not begun: not even at home": ({"places": two(1, 1), "homes": {"a1": "A"}}, "+a1 +c1 +a2 +a3 ~a1 -c1", "a1@A c1@B - - a2@A a1@B"),
     "not begun: nor with the same one": ({"places": two(1, 1)}, "+a1 +b1 ~a1 +a2 -a2 -b1", "a1@A b1@B - a2@A - a1@B"),
 }
@@ -405,12 +408,18 @@ def test_nobody_waits_for_a_home_that_closes():
 
 def test_what_comes_open_is_given_at_once_and_what_closes_is_not_given_again():
     play = Play(places=two(1, 1))
+    assert not play.gate.is_given_up("A")
     assert play("+a1", "+a2", "+a3", "+a4") == ["a1@A", "a2@B", "", ""]
     assert play.arrange(C=Seats(1)) == "a3@C"
     assert play.arrange(A=Seats(1, open=False)) == "" and play("-a1") == [""]
     assert play.arrange(B=Seats(2)) == "a4@B" and play.gate.slots == 3
     play.places.pop("B")
-    assert play.arrange() == "" and play("+a5", "-a2", "-a4") == ["", "", ""] and play("-a3") == ["a5@C"]
+    assert play.arrange() == "" and play.gate.slots == 1
+    given_up = []
+    for word in ("+a5", "-a2", "-a4"):
+        assert play(word) == [""]
+        given_up.append([name for name in ("A", "B", "C", "D") if play.gate.is_given_up(name)])
+    assert given_up == [["A"], ["A"], ["A", "B"]] and play("-a3") == ["a5@C"]
     play.arrange()
     assert set(play.gate.places) == {"A", "C"}
 
@@ -552,6 +561,7 @@ def test_whatever_happens_with_several_places(steps, slots, capped):
         taken = Counter(ticket.place for ticket in tickets if ticket.state == "active")
         running = Counter(ticket.key for ticket in tickets if ticket.state == "active")
         assert {name: found.active for name, found in gate.places.items()} == {name: taken[name] for name in "ABC"}
+        assert all(account.active == running[key] for key, account in gate.accounts.items())
         assert not any(ticket.place == ticket.avoids for ticket in tickets if ticket.state == "active")
         for ticket in waiting:
             free = [name for name in ticket.lane.places if name != ticket.avoids and gate.places[name].open and gate.places[name].active < gate.places[name].slots]

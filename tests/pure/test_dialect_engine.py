@@ -13,6 +13,7 @@ from dialects.responses import Responses
 from engines.kinds import OTHER, Kind
 from engines.models import Model
 from errors import InvalidRequest
+from front.large_json import LONG
 
 HELLO = {"role": "user", "content": "Hello"}
 EARLIER = {
@@ -134,6 +135,14 @@ def test_a_conversation_is_told_by_what_stands_before_its_first_answer():
     others = [[system, question], [question], [{**system, "content": "T" * 20_000}, *begun[1:]], [system, begun[1], {**question, "content": "When?"}],
               [*begun[:2], {**question, "role": "developer"}], [{"role": "user", "content": None}], []]
     assert len({opening_of(messages) for messages in (begun, *others)}) == len(others) + 1
+
+
+@pytest.mark.parametrize("letter", ["x", "\n", "é", "й", "語", "😀"])
+def test_a_text_that_is_cut_in_a_large_request_is_told_by_its_beginning(letter):
+    """However it is escaped there, as Python's json does all but ASCII."""
+    told = [opening_of([{"role": "user", "content": letter * length}]) for length in range(300, 9000, 20)]
+    longest = 300 + 20 * max(at for at, one in enumerate(told) if one != told[0])
+    assert longest >= 800 and len(json.dumps(letter * longest)) <= LONG
 
 
 def test_what_is_looked_at_of_an_opening_is_bounded():

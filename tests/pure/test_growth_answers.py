@@ -16,7 +16,7 @@ import pytest
 
 import pump
 import steps
-from call import checked
+from answering import checked
 from counting import Meter, Tally
 from dialects import chat, completions, embeddings, messages
 from dialects.responses import Responses

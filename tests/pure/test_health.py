@@ -1,6 +1,7 @@
 """How an engine is: its states, what a failed look says, and what clients and the owner are told."""
 import pytest
 
+from engines.failures import from_engine
 from engines.health import MOST_WAITS, SERVES, STATES, Health, Trouble
 from engines.kinds import OTHER
 from front.screen import for_how_long, told
@@ -104,6 +105,31 @@ def test_what_a_refused_list_says(status, body, word, words):
 @pytest.mark.parametrize("status, body, word", [(503, LOADING, "loading"), (503, b"", "off"), (500, b"{}", "off")])
 def test_what_an_ailing_engine_says(status, body, word):
     assert OTHER.unwell(status, body).word == word
+
+
+# What engines, and proxies before them, say in a 503: of a request that they have not begun with; and of others, who knows.
+FULL_OR_LOADING = (
+    "Loading model", "Model is loading, please wait", "Initializing the engine", "Model with name glm is not ready.", "the model is not yet loaded",
+    "No models are currently loaded.", "no healthy upstream", "no available server",
+    "The engine is currently busy and cannot accept new requests.", "The server is busy", "server busy, please try again.  maximum pending requests exceeded",
+    "The model is scaling up", "The request queue is full.", "Request dropped due to backpressure (backlog)", "Model is overloaded",
+    "Too many concurrent requests", "We are at capacity", "it cannot accept requests", "3 pending requests",
+)
+WHO_KNOWS = ("Request failed; please retry", "Service Unavailable", "EngineCore encountered an issue.", "", "upstream connect error or reset before headers")
+
+
+@pytest.mark.parametrize("message, not_begun", [*((message, True) for message in FULL_OR_LOADING), *((message, False) for message in WHO_KNOWS)])
+def test_what_a_503_says_of_its_request(message, not_begun):
+    """In any of the shapes that errors have; the same words under another status, or inside a stream, say nothing."""
+    shapes = ({"error": {"message": message, "code": 503}}, {"error": message}, {"detail": message}, {"object": "error", "message": message})
+    assert [from_engine(503, shape).not_begun for shape in shapes] == [not_begun] * 4
+    for status in (None, 400, 500, 502, 504):
+        assert not any(from_engine(status, shape).not_begun for shape in shapes)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429])
+def test_what_turns_a_request_away_has_not_begun_with_it(status):
+    assert from_engine(status, None).not_begun and not from_engine(None, {"error": {"message": "Loading model", "code": status}}).not_begun
 
 
 # ---- for the owner

@@ -6,7 +6,7 @@ from engines import kinds
 from engines.found import ENOUGH, PAUSE, Found
 from engines.http1 import Silent
 from engines.template import Unclear, table_of
-from reasoning import ASKED, ECHOED, TABLES
+from reasoning import ASKED, ECHOED, TABLES, WORDS
 from support.templates import TEMPLATES, Refused, render
 
 KINDS = {"vllm": kinds.VLLM, "llama": kinds.LLAMA_CPP}
@@ -70,6 +70,7 @@ def test_the_table_of_a_template(name):
     assert (table.name, table.late_system, table.bare_schemas, table.origin, found.opens) == EXPECTED[name]
     if table.name in TABLES:
         assert (table.levels, table.on) == (TABLES[table.name].levels, TABLES[table.name].on)
+    assert set(table.switches) <= set(table.native) and ("reasoning_effort" in table.native) == (table.name != "none")
     assert table.can_turn_off == (name in ("glm", "qwen", "glm-4.6", "deepseek", "echo-switch", "raising"))
     other = found_of(name, "llama")
     by_field = name in ("gpt-oss", "echo")              # an effort beside the kwargs does nothing there
@@ -92,7 +93,6 @@ def effort(words, unknown="''", unset=None):
     return f"{{{{- {words}.get(reasoning_effort, {unknown}) if reasoning_effort is defined else {unset or unknown} -}}}}{{{{- messages[0].content -}}}}"
 
 
-RAISE = "raise_exception('no such effort')"
 # A template -> what each of none, minimal, low, medium, high, xhigh, max does.
 WORDED = [
     (effort("{'low': 1, 'medium': 2, 'high': 3}", "2"),          # a word that it does not know is max, as GLM has it
@@ -161,6 +161,26 @@ def test_words_of_effort(template, expected):
     assert found.table.can_turn_off == (expected[0][0] == OFF)
 
 
+def test_one_that_raises_at_a_strange_word_hands_on_none():
+    """Though it knows all of ours; and without texts, too."""
+    knows = "{{- raise_exception('x') if reasoning_effort is defined and reasoning_effort == 'zqz' else reasoning_effort -}}{{- messages[0].content -}}"
+    for texts in (True, False):
+        found = Found()
+        found.ask(kinds.VLLM, engine_with(knows, texts=texts), "m")
+        assert found.table.origin == ASKED and [level.kwargs for level in found.table.levels.values()] == [{"reasoning_effort": word} for word in WORDS]
+
+
+@pytest.mark.parametrize("template, about", [
+    (TEMPLATES["raising"], "a template without a switch, with the efforts none, high"),
+    (TEMPLATES["raising"] + "{{- enable_thinking -}}", "a template with the switch enable_thinking, with the efforts none, high"),
+    ("{{- messages[0].content -}}{{- thinking -}}", "a template with the switch thinking only"),
+])
+def test_what_people_hear_of_it(template, about):
+    found = Found()
+    found.ask(kinds.VLLM, engine_with(template), "m")
+    assert found.table.about == about
+
+
 def test_without_texts_what_other_words_mean_is_not_guessed():
     """Under a template that takes them for the least there is, the longest thinking is what it has a word for."""
     least = "{{- {'medium': 2, 'high': 3}.get(reasoning_effort if reasoning_effort is defined else '', 1) -}}{{- messages[0].content -}}"
@@ -178,6 +198,26 @@ def test_without_texts_the_tokens_tell():
     found.ask(kinds.VLLM, engine_with(two_levels, texts=False), "m")
     assert [level.kwargs.get("reasoning_effort") for level in found.table.levels.values()] == [None, None, *["high"] * 3, "max", "max"]
     assert found.opens is None
+
+
+MESSAGE = "{%- for m in messages -%}{{- '<|' ~ m.role ~ '|>' ~ m.content -}}{%- endfor -%}"
+SYSTEM_ALONE = "{%- for m in messages if m.role == 'system' -%}{{- m.content -}}{%- endfor -%}"
+OTHERS_ALONE = "{%- for m in messages if m.role != 'system' -%}{{- m.content -}}{%- endfor -%}"
+TOOLS = "{{- messages[0].content -}}{%- for t in tools or [] -%}{{- EXPRESSION -}}{%- endfor -%}"
+
+
+@pytest.mark.parametrize("template, late_system, bare_schemas", [
+    (MESSAGE, True, False), (OTHERS_ALONE, False, False), (SYSTEM_ALONE + OTHERS_ALONE, False, False), (OTHERS_ALONE + SYSTEM_ALONE, True, False),
+    ("{{- raise_exception('x') if messages[1:] | selectattr('role', 'eq', 'system') | list else messages | map(attribute='content') | join -}}", False, False),
+    (TOOLS.replace("EXPRESSION", "t | tojson"), False, False), (TOOLS.replace("EXPRESSION", "t.function.name"), False, False),
+    (TOOLS.replace("EXPRESSION", "t.function.parameters.properties | tojson"), False, True),
+    (TOOLS.replace("EXPRESSION", "raise_exception('no tools')"), False, True),
+])
+def test_system_messages_and_schemas(template, late_system, bare_schemas):
+    """A late system message that is not read, or not where it stands, comes early; a schema whose definitions are not read has none."""
+    found = Found()
+    found.ask(kinds.VLLM, engine_with(template), "m")
+    assert (found.table.late_system, found.table.bare_schemas) == (late_system, bare_schemas)
 
 
 # ---- engines that can't be asked

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from support.chat import HELLO, ROUTES
+from support.chat import PATH as CHAT
 from support.engine import (
     DONE,
     MODELS,
@@ -40,11 +42,8 @@ from support.processes import wait_until
 from support.rows import row_of
 
 MODEL = MODELS[0]["id"]
-HELLO = [{"role": "user", "content": "Hello"}]
 HEALTH, LISTED = "/health", "/v1/models"
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-ROUTES = {CHAT: {"messages": HELLO}, TEXT: {"prompt": "Hello"}, "/v1/messages": {"messages": HELLO, "max_tokens": 9},
-          "/v1/responses": {"input": "Hello"}}
+TEXT = "/v1/completions"
 
 
 def listed(front):
@@ -66,18 +65,13 @@ class OneByOne(Engine):
 
     current = None
 
-    def _accept(self, listener):
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError:
-                return
-            self.before()
-            self.connections += 1
-            self.current = Connection(self, sock, self.connections)
-            with suppress(OSError, Gone, Stopped):
-                self.current.serve()
-            sock.close()
+    def _take(self, sock):
+        self.before()
+        self.connections += 1
+        self.current = Connection(self, sock, self.connections)
+        with suppress(OSError, Gone, Stopped):
+            self.current.serve()
+        sock.close()
 
     def before(self):
         """What it does before it looks at a connection."""

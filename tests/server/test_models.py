@@ -27,6 +27,7 @@ from support.engine import (
     Hang,
     Head,
     Json,
+    Pause,
     Raw,
     Reset,
     Send,
@@ -264,6 +265,25 @@ def looked_at(engine, monkeypatch):
     return looked_at
 
 
+@pytest.mark.parametrize("steps", [[Close()], [Pause(1)]])
+def test_what_its_models_are_for_is_asked_until_it_is_known(engine, monkeypatch, steps):
+    monkeypatch.setattr(engines_side, "LOOK_TIMEOUT", 0.3)
+    looked_at, engine.embeds = engines_side.Engine(engine.url), True
+    engine.on("/v1/embeddings", steps)
+    looked_at.look()
+    assert (looked_at.serves, looked_at.purpose) == (True, "chat")
+    engine.on("/v1/embeddings", None)
+    for _ in range(2):
+        looked_at.look()
+        assert looked_at.purpose == "embedding"
+    assert [probe.path for probe in engine.probes].count("/v1/chat/completions") == 1
+    engine.on("/v1/embeddings", steps)
+    engine.models = [{"id": "another"}]
+    for _ in range(8):
+        looked_at.look()
+    assert [probe.path for probe in engine.probes].count("/v1/embeddings") == 2 + engines_side.PURPOSE_LOOKS
+
+
 @pytest.mark.parametrize("name", FAILED)
 def test_two_failed_looks_in_a_row_put_an_engine_off(engine, looked_at, name):
     """One alone says nothing, since a healthy engine has its moments; one that is slow, or closed, never does."""
@@ -342,9 +362,11 @@ def test_another_engine_under_the_same_name(engine, looked_at):
     engine.like, engine.models = "llama", [{"id": OWN}]
     looked_at.look()
     assert looked_at.kind.owner == "llamacpp" and b"n_decoded" in looked_at.figures().work
+    engine.like = "vllm"
+    looked_at.look()
     engine.stop()
     looked_at.look()
-    engine.like, engine.models, engine.embeds = "vllm", [dict(MODELS[0])], True
+    engine.embeds = True
     engine.start()
     looked_at.look()
     assert looked_at.serves and (looked_at.kind.owner, looked_at.purpose) == ("vllm", "embedding")
@@ -445,7 +467,7 @@ def test_a_slow_handshake_is_busy_where_there_was_one(engine, looked_at, monkeyp
     looked_at.looks.tls = ssl.create_default_context()
     monkeypatch.setattr(http1.Tls, "shake_hands", lambda tls: tls.sock.recv(1))     # which never comes
     for failed, word in ((0.0, "busy"), (time.monotonic(), "off")):
-        looked_at.pool.failed = failed
+        looked_at.signs.failed = failed
         looked_at.look()
         looked_at.look()
         assert looked_at.health.word == word

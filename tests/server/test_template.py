@@ -134,6 +134,15 @@ def test_it_is_asked_once_for_each_load(gateway, engine):
     assert len(engine.learned) == 3 * asked
 
 
+def test_another_kind_of_engine_may_come_back_with_the_same_model(gateway, engine):
+    front = gateway(poll=0.05)
+    engine.stop()
+    wait_until(lambda: "models loaded: none" in front.log, 5)
+    engine.like, engine.template = "llama", TEMPLATES["no-switch"]
+    engine.start()
+    wait_until(lambda: told(front)["table"] == "no-switch", 5)
+
+
 def test_adapters_have_the_template_of_their_model(gateway, engine):
     engine.template = TEMPLATES["no-switch"]
     engine.models = [{"id": "base", "max_model_len": 5000, "root": "/base"},
@@ -209,6 +218,14 @@ def test_a_model_that_is_not_loaded_is_not_loaded_by_a_question(gateway, engine)
     engine.template = TEMPLATES["no-switch"]
     status["value"] = "loaded"
     wait_until(lambda: told(front)["table"] == "no-switch", 5)
+    asked = len(engine.learned)
+    status["value"] = "unloaded"                        # what loads it next finds the template that it had
+    before = len(engine.probes)
+    wait_until(lambda: len(engine.probes) > before + 6, 5)
+    assert len(engine.learned) == asked and post(front, CHAT, reasoning_effort="none").status == 200
+    assert engine.requests[-1].json()["chat_template_kwargs"] == LEAST
+    status["value"] = "loaded"
+    wait_until(lambda: len(engine.learned) == 2 * asked, 5)
 
 
 def test_what_a_token_is_was_asked(gateway, engine):
@@ -242,6 +259,7 @@ LEAST = {"reasoning_effort": "low"}
     (CHAT, {"reasoning": {"enabled": False}}, LEAST, None), (CHAT, {}, None, None),
     (MESSAGES, {}, LEAST, None), (MESSAGES, {"thinking": {"type": "disabled"}}, LEAST, None),
     (MESSAGES, {"chat_template_kwargs": {"enable_thinking": False}}, LEAST, "chat_template_kwargs enable_thinking"),
+    (MESSAGES, {"enable_thinking": False}, LEAST, "enable_thinking false"),
     (MESSAGES, {"thinking": {"type": "adaptive"}, "chat_template_kwargs": {"thinking": False}}, {"reasoning_effort": "high"},
      "chat_template_kwargs thinking"),
     (responses.PATH, {"reasoning": {"effort": "none"}}, LEAST, None), (responses.PATH, {"reasoning": {"effort": "minimal"}}, LEAST, None),

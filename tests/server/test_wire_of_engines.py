@@ -3,6 +3,9 @@ import json
 
 import pytest
 
+import support.chat
+from support.chat import HELLO
+from support.chat import PATH as CHAT
 from support.engine import (
     DONE,
     MODELS,
@@ -21,12 +24,8 @@ from support.observe import idle
 from support.rows import row_of
 
 MODEL = MODELS[0]["id"]
-HELLO = [{"role": "user", "content": "Hello"}]
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-ROUTES = {
-    CHAT: {"messages": HELLO}, TEXT: {"prompt": "Hello"}, "/v1/messages": {"messages": HELLO, "max_tokens": 9},
-    "/v1/responses": {"input": "Hello"}, "/v1/embeddings": {"input": "Hello", "model": "vectors"},
-}
+TEXT = "/v1/completions"
+ROUTES = {**support.chat.ROUTES, "/v1/embeddings": {"input": "Hello", "model": "vectors"}}
 WAYS = [(path, streams) for path in ROUTES for streams in (False, True) if not (streams and path == "/v1/embeddings")]
 ALL_WAYS = pytest.mark.parametrize("path, streams", WAYS, ids=[f"{path} {'streamed' if streams else 'plain'}" for path, streams in WAYS])
 

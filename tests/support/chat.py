@@ -2,6 +2,9 @@
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
+# What the routes that answer in words are asked, at least.
+ROUTES = {PATH: {"messages": HELLO}, "/v1/completions": {"prompt": "Hello"}, "/v1/messages": {"messages": HELLO, "max_tokens": 9},
+          "/v1/responses": {"input": "Hello"}}
 PNG = "data:image/png;base64,iVBORw0KGgo="
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}, "strict": True}
 TOOL = {"type": "function", "function": FUNCTION}

@@ -902,11 +902,14 @@ class Engine:
                 sock, _ = listener.accept()
             except OSError:
                 return
-            with self.changed:
-                self.connections += 1
-                connection = Connection(self, sock, self.connections)
-                self.threads.add(connection)
-            connection.start()
+            self._take(sock)
+
+    def _take(self, sock):
+        with self.changed:
+            self.connections += 1
+            connection = Connection(self, sock, self.connections)
+            self.threads.add(connection)
+        connection.start()
 
     def _closed(self, connection):
         with self.changed:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support import ROOT, SUPPORT
-from support.processes import answers, clean_environment, end, spawn, wait_until
+from support.processes import answers, clean_environment, end, free_port, spawn, wait_until
 
 EXACT = '[models."glm-tiny"]\nsampling = { temperature = 0 }\n'     # real vLLM's model, for clients that say no temperature
 
@@ -22,6 +22,17 @@ def install_vllm():
         if done.returncode:
             pytest.exit(f"vLLM can't be installed into {venv} on this machine: see above", returncode=2)
     return venv
+
+
+def serve_vllm(config, tmp_path_factory, *arguments, **environment):
+    """Real vLLM on the CPU with the model `glm-tiny` of tiny_glm.py, as `serve`. `arguments`: further ones of `vllm serve`."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        venv = install_vllm()
+    folder, port = tmp_path_factory.mktemp("vllm"), free_port()
+    subprocess.run([venv / "bin/python", SUPPORT / "tiny_glm.py", folder / "glm-tiny"], check=True, timeout=120)
+    command = ["bash", SUPPORT / "vllm_cpu.sh", "serve", venv, folder / "glm-tiny", port, *arguments]
+    yield from serve(command, port, folder, 180, **{"HOST": "127.0.0.1", "MAX_MODEL_LEN": "32768", **environment})
 
 
 def serve(command, port, folder, seconds, **environment):
