@@ -149,6 +149,7 @@ class Service:
 
     app      the WSGI application
     keeping  the greenlet that writes how the engines are, or None
+    kept     the states that it has written last
     """
 
     def __init__(self, settings, is_local):
@@ -162,6 +163,7 @@ class Service:
         self.settings = settings
         self.is_local = is_local
         self.keeping = None
+        self.kept = None
         self.fleet = Fleet(settings)
         self.recall_states()
         self.fleet.notes.append(self.keep_states)
@@ -223,16 +225,22 @@ class Service:
         self.fleet.update()
 
     def keep_states(self, engine=None):
-        """Have it kept how the engines are, now that one of them has changed."""
-        if not self.keeping:  # one that has ended counts as false
+        """Have it kept how the engines are, if something has changed."""
+        if not self.keeping and self.kept != self.states():  # one that has ended counts as false
             self.keeping = gevent.spawn(self.write_states)
+
+    def states(self):
+        return [state_of(engine, self.fleet) for engine in self.fleet.engines]
 
     def write_states(self):
         """Write how the engines are, as soon as the database can be written."""
         said = None
         while True:
             try:
-                return states.keep([state_of(engine, self.fleet) for engine in self.fleet.engines])
+                now = self.states()
+                states.keep(now)
+                self.kept = now
+                return
             except DATABASE_FAULTS as error:
                 if str(error) != said:
                     said = str(error)

@@ -13,7 +13,7 @@ from gevent.lock import BoundedSemaphore
 from engines.found import Found
 from engines.health import Health, Trouble
 from engines.http1 import BadAnswer, Off, Pool, Silent
-from engines.kinds import OTHER, kind_of, works
+from engines.kinds import NO_FIGURES, OTHER, kind_of, works
 from engines.models import groups_of, has_usable_id, ids_of
 from engines.pulse import Pulse
 from errors import Refusal
@@ -35,6 +35,7 @@ ASK_TIMEOUT = 60  # seconds for what is asked about the models: a busy engine is
 ASK_PATIENCE = 1  # seconds of them for which a look waits
 PROGRESS_TIMEOUT = 5  # seconds for each part of the question how far it is
 MAX_PAGE = 1 << 19  # bytes of the answer
+NOT_IMPLEMENTED = 501  # a status that says that it has no such answer
 MAX_TOLD = 1 << 20  # bytes of the answer to such a question
 PURPOSE_LOOKS = 5  # that ask what its models are for
 MOST_MODELS = 1000  # of one engine; the others are not looked at
@@ -114,7 +115,10 @@ class Engine:
         try:
             self.note_models(self.ask_models())
             self.test(patience)
+            word = self.health.word
             self.get_to_know()
+            if self.health.word != word and not self.health.answers:  # it was found out meanwhile
+                raise Trouble(self.health.word, self.health.reason, sure=True)
         except Trouble as trouble:
             if self.signs.are_good_since(self.looked) and not trouble.sure:
                 trouble = Trouble("busy", trouble.reason)
@@ -174,7 +178,8 @@ class Engine:
 
     def note_models(self, served):
         kind = kind_of(served[0])
-        if kind is not self.kind or ids_of(served) != ids_of(self.listed):
+        changed = kind is not self.kind or ids_of(served) != ids_of(self.listed)
+        if changed or not self.health.answers:  # it may be another one under the same name
             self.purpose_due = PURPOSE_LOOKS
         self.listed = served
         self.kind = kind
@@ -292,18 +297,22 @@ class Engine:
         return whole(answer, LOOK_TIMEOUT, MAX_TOLD, reuse=True)
 
     def figures(self):
-        """Its kinds.Figures, or None."""
+        """Its kinds.Figures, or None where it does not say."""
         try:
-            return self.kind.progress(self.ask_progress)
+            return self.kind.progress(self.ask_progress) or NO_FIGURES
         except (Silent, Refusal):
             return None
 
     def ask_progress(self, path):
-        """(status, body) of a GET; none of a page that is too large. Raises Silent, Refusal."""
+        """(status, body) of a GET; none of a page that is too large. Raises Silent, Refusal, for an
+        engine in trouble too."""
         try:
-            return self.get(path, PROGRESS_TIMEOUT, MAX_PAGE)
+            status, page = self.get(path, PROGRESS_TIMEOUT, MAX_PAGE)
         except BadAnswer:
             return 0, b""
+        if status >= 500 and status != NOT_IMPLEMENTED:
+            raise Silent
+        return status, page
 
     def get(self, path, seconds=None, most=MAX_LIST):
         """(status, body) of a GET, within so many seconds and bytes. Raises Silent, Refusal."""

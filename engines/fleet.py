@@ -21,7 +21,8 @@ from settings import matches
 logger = logging.getLogger("sparks")
 FIRST_LOOK = 2  # seconds that a request waits for the very first look at an engine
 LEAST_PAUSE = 0.1  # seconds between two looks
-GONE_PAUSE = 0.5  # the same where the engine is gone
+GONE_PAUSE = 0.5  # the same, at most, where the engine is gone
+OUT_PAUSE = 5  # the same where it gets no requests for another reason
 MOST_METERS = 100  # models whose counting is remembered
 # What people are told of a model whose engine does not serve.
 UNAVAILABLE = {
@@ -41,7 +42,8 @@ class Fleet:
     known     all Models, loaded or not
     leaving   engines that the settings do not name any more, while requests run there
     meters    {lane: counting.Meter}
-    notes     functions that are told of each change of an engine's state: (Engine)
+    notes     functions that are told how an engine is after each look, and when it gets stuck:
+              (Engine)
     told      {Engine: (its state, in words too, the monotonic moment when the log said so)}
     said      {name of a model: what the log has said of its template}
     drained   engines of which the log has said that nothing runs there any more
@@ -162,6 +164,8 @@ class Fleet:
         more where its figures tell as much meanwhile."""
         if engine.health.word in ("off", "loading"):
             return min(GONE_PAUSE, self.settings.poll)
+        if not engine.health.serves:
+            return min(OUT_PAUSE, self.settings.poll)
         if engine.pulse.owed and engine.pulse.figures:
             return 2 * self.settings.poll
         return self.settings.poll
@@ -204,18 +208,17 @@ class Fleet:
         self.said = {model.id: model.template for model in chats}
 
     def tell(self, engine):
-        """Say how an engine is: at each change, and now and then while it does not serve."""
+        """Say how an engine is: at each change, and now and then while it is not up."""
         health = engine.health
         now = monotonic()
         word, words, moment = self.told.get(engine, (None, None, now))
         lasts = now - moment
         changed = health.word != word or health.told() != words and lasts >= REASONS
-        if changed or not health.serves and lasts >= REMIND:
+        if changed or health.word != "up" and lasts >= REMIND:
             self.told[engine] = (health.word, health.told(), now)
             log_state(engine.url, health, time(), changed)
-        if changed:
-            for note in self.notes:
-                note(engine)
+        for note in self.notes:
+            note(engine)
 
     def update(self):
         """Bring `known` up to date with the settings and with what the engines list."""
@@ -349,10 +352,9 @@ class FleetForKey:
 
 def log_state(url, health, now, changed):
     """A line of the log for an engine's state, which has changed or goes on."""
-    if health.serves:
-        logger.info("engine %s is %s", url, health.told())
-    elif changed:
-        logger.warning("engine %s is %s", url, health.told())
+    level = logging.INFO if health.serves else logging.WARNING
+    if changed:
+        logger.log(level, "engine %s is %s", url, health.told())
     else:
         minutes = round((now - health.since) / 60)
-        logger.warning("engine %s is still %s (for %d min)", url, health.told(), minutes)
+        logger.log(level, "engine %s is still %s (for %d min)", url, health.told(), minutes)

@@ -632,7 +632,7 @@ class Answer:
                         return b""
                 body = self.framing.feed(data)
                 if body:
-                    if self.status == 200:
+                    if self.status == 200 and not self.harmless:
                         self.pool.signs.heard = monotonic()
                     return body
                 pause()  # framing alone may come faster than it is read

@@ -98,6 +98,8 @@ class Figures(NamedTuple):
     requests: float | None = None
 
 
+NO_FIGURES = Figures(None)  # of one that says that it has none
+
 # Of a metrics page, in which case `name[]` asks for these samples alone. The older name of the
 # cache's use is vLLM's of before 0.11.
 VLLM_WORK = ("kv_cache_usage_perc", "gpu_cache_usage_perc", "iteration_tokens_total_count")

@@ -20,8 +20,8 @@ class Pulse:
              still being sent, or nobody reads it because its client does not
     heard    the moment of the last token on any of its connections, or of an answer's end
     asked    it has been asked for its figures
-    told     the moment at which it gave some
-    figures  the last kinds.Figures; None: it never had any, and has the clock alone
+    told     the moment at which it answered that
+    figures  the last kinds.Figures; None: it has none, and has the clock alone
     changed  the moment at which they changed
     lost     the moment since which it knows of fewer requests than it was sent, or None
     wanted   the moment at which somebody last asked for its progress
@@ -96,7 +96,8 @@ class Pulse:
         return not self.asked or now - self.heard >= quiet or now - self.wanted <= WANTED * quiet
 
     def measure(self, figures, now, quiet):
-        """Take in its figures, or None where it did not say: that is no progress.
+        """Take in its figures, or None where it did not say: that is no progress. Where it says
+        that it has none, work None, it has the clock alone from here on.
 
         quiet  seconds that it has to count a request among its own
         """
@@ -104,13 +105,16 @@ class Pulse:
         if figures is None:
             return
         self.told = now
+        if figures.work is None:
+            self.figures = self.lost = None
+            return
         if self.figures is None or figures.work != self.figures.work:
             self.changed = now
         self.figures = figures
         sent = sum(now - moment >= quiet for moment in self.owing())
-        if figures.requests is None or sent <= figures.requests:
+        if figures.requests is None or 0 < sent <= figures.requests:
             self.lost = None
-        elif self.lost is None:
+        elif sent and self.lost is None:
             self.lost = now
 
     # -- what that means

@@ -11,7 +11,8 @@ from gevent import subprocess
 from gevent.os import make_nonblocking, nb_read
 
 logger = logging.getLogger("sparks")
-TIME = 300  # seconds until a command that still runs is killed
+TIME = 300  # seconds until a command that still runs is killed, and until one that has not helped
+# is run again
 LINE = 500  # characters of a line of its output that are logged
 LINES = 100  # of its lines that are logged
 READ = 4096  # bytes at a time
@@ -20,7 +21,7 @@ LAST_WORDS = 0.2  # seconds for output that is still to come when it has ended
 
 
 class Remedies:
-    """Runs the owner's command for each engine that gets stuck.
+    """Runs the owner's command for each engine that is stuck.
 
     found  {the engine's URL: its Remedy}
     """
@@ -30,14 +31,12 @@ class Remedies:
         self.found = {}
 
     def note(self, engine):
-        """An engine's state has changed."""
+        """An engine has been looked at."""
         command = self.settings.on_stuck
         if engine.health.word != "stuck" or not command:
             return
         remedy = self.found.setdefault(engine.url, Remedy(engine.url))
-        if remedy.since != engine.health.since:  # and not its reason alone
-            remedy.since = engine.health.since
-            remedy.apply(command, self.settings.on_stuck_pause)
+        remedy.apply(command, self.settings.on_stuck_pause, engine.health.since)
 
     def stop(self):
         """End what runs."""
@@ -49,6 +48,7 @@ class Remedy:
     """Runs a command, one at a time and not again within a while.
 
     since    since when its engine was stuck at the last time (epoch seconds)
+    served   the same of the last time for which it was run
     running  the greenlet in which it runs or ran last, or None
     begun    the moment at which that began (monotonic)
     """
@@ -56,17 +56,26 @@ class Remedy:
     def __init__(self, url):
         """`url`: the engine's, which the command finds as SPARKS_ENGINE."""
         self.url = url
-        self.since = None
+        self.since = self.served = None
         self.running = None
         self.begun = float("-inf")
 
-    def apply(self, command, pause):
-        """Run the command line, unless it runs, or began less than `pause` seconds ago."""
+    def apply(self, command, pause, since):
+        """Run the command line, unless it runs, or began less than `pause` seconds ago: then later,
+        should the engine still be stuck.
+
+        since  since when it is stuck (epoch seconds)
+        """
+        is_new = since != self.since
+        self.since = since
+        least = pause if since != self.served else max(pause, TIME)
         now = monotonic()
-        if self.running and not self.running.ready() or now - self.begun < pause:
-            logger.warning("on_stuck is not run again for %s: it has been just now", self.url)
+        if self.running and not self.running.ready() or now - self.begun < least:
+            if is_new:
+                logger.warning("on_stuck is not run again for %s: it has been just now", self.url)
             return
         self.begun = now
+        self.served = since
         logger.warning("on_stuck is run for %s", self.url)
         self.running = gevent.spawn(run, command, self.url)
 

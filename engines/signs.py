@@ -6,7 +6,8 @@ that nobody sets.
 class Signs:
     """The last moments at which something was to be seen.
 
-    heard   something of an answer came
+    heard   something of an answer came: not to a question, which a server answers before a core
+            that is dead, too
     failed  a request found no connection, or nothing came to it: not a question, since some engines
             or proxies cut what they do not know
     ailed   a request ended with an error of the engine's

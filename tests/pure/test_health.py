@@ -11,6 +11,7 @@ REFUSED = Trouble("off", "connection refused", sure=True)
 CLOSED = Trouble("off", "it closed the connection")
 SLOW = Trouble("busy", "it has not answered")
 KEY = Trouble("misconfigured", "it wants another key")
+STUCK = Trouble("stuck", "it works on nothing", sure=True)
 WELL = None
 
 
@@ -24,6 +25,7 @@ WELL = None
     ([WELL, REFUSED], "off"),
     ([WELL, SLOW], "busy"), ([WELL, *[SLOW] * 20], "busy"), ([WELL, SLOW, WELL], "up"),
     ([WELL, SLOW, CLOSED], "busy"), ([WELL, CLOSED, SLOW, CLOSED], "busy"), ([WELL, SLOW, CLOSED, CLOSED], "off"),
+    ([WELL, STUCK, SLOW], "stuck"), ([WELL, STUCK, REFUSED], "off"), ([WELL, STUCK, SLOW, WELL], "up"),
     ([WELL, REFUSED, SLOW], "loading"), ([WELL, REFUSED, SLOW, WELL], "up"),
 ], ids=str)
 def test_states_after_looks(looks, word):
@@ -36,7 +38,7 @@ def test_states_after_looks(looks, word):
     assert health.word == word and health.serves == (word in SERVES)
     assert (health.reason is None) == (word == "up")
     troubles = [look for look in looks if look]
-    assert health.error is None or health.error.endswith(troubles[-1].reason)
+    assert health.error is None or health.error.endswith(troubles[-1].reason) or STUCK in looks
 
 
 def test_draining():
@@ -57,6 +59,9 @@ def test_draining():
     assert (health.word, health.since, health.serves) == ("up", 10, True)
     health.drain(False, 11)
     assert health.since == 10 and health.error == "off: connection refused"
+    health.is_troubled(SLOW, 12)
+    health.drain(False, 13)                            # as each reload says
+    assert (health.word, health.since) == ("busy", 12)
 
 
 def test_since_when():
@@ -80,6 +85,7 @@ def test_when_to_come_back(word):
     assert waits == sorted(waits) and all(isinstance(wait, int) and 1 <= wait <= 60 for wait in waits)
     assert waits[-1] == MOST_WAITS.get(word, 5)
     assert waits[0] == (60 if word == "misconfigured" else 5)
+    assert waits[3] == {"misconfigured": 60, "off": 10, "stuck": 10, "loading": 10}.get(word, 5)   # half as long as it has lasted
 
 
 LOADING = b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}'

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.kinds import KINDS, LLAMA_CPP, OTHER, VLLM, Figures, works
-from engines.pulse import Pulse
+from engines.kinds import KINDS, LLAMA_CPP, NO_FIGURES, OTHER, VLLM, Figures, works
+from engines.pulse import WANTED, Pulse
 from support import SUPPORT
 from support.engine import DONE, compact, completion, died, embeddings, text_chunks, text_completion
 
@@ -83,6 +83,18 @@ def test_figures_that_stop_coming_are_no_progress():
     assert run.go_on(1000).stuck is None
 
 
+def test_figures_that_are_none_any_more():
+    """It says so: then it has the clock alone, until there are some again."""
+    run = Run(lambda now: Figures(0) if now < 1030 or now >= 2000 else NO_FIGURES)
+    run.owe()
+    run.go_on(900)
+    assert run.stuck is None and run.pulse.progress(run.now, PATIENCE) == float("-inf")
+    assert run.go_on(500).stuck == 2000 + PATIENCE
+    run = Run(lambda now: Figures(now, 0) if now < 1030 else NO_FIGURES)     # nor has it lost any, as far as anybody knows
+    run.owe()
+    assert run.go_on(900).stuck is None and not run.pulse.has_lost(run.now, PATIENCE)
+
+
 def test_requests_that_it_knows_nothing_of():
     """Its figures move, and of what it was sent nothing is among them."""
     run = Run(lambda now: Figures(now, 1))
@@ -97,6 +109,17 @@ def test_requests_that_are_counted_late():
     run = Run(lambda now: Figures(now, now % 20 == 0))
     run.owe()
     assert run.go_on(500).stuck is None
+
+
+def test_short_requests_are_none_that_are_lost():
+    """They are over before it has to count them."""
+    run = Run(lambda now: Figures(now, 0))
+    for _ in range(100):
+        request = run.owe()
+        run.pulse.progress(run.now, PATIENCE)
+        run.go_on(QUIET - 2)
+        run.pulse.settle(request, True, run.now)
+    assert len(run.asked) > 50 and not run.pulse.has_lost(run.now, PATIENCE)
 
 
 def test_one_that_owes_nothing():
@@ -115,9 +138,10 @@ def test_one_that_owes_nothing():
     assert run.go_on(3 * QUIET).stuck
 
 
-def test_clients_that_give_up_before_that_and_try_again():
+@pytest.mark.parametrize("work", [lambda now: Figures(0), lambda now: Figures(now, 0)], ids=["still", "knows nothing of them"])
+def test_clients_that_give_up_before_that_and_try_again(work):
     """What is stuck is noticed all the same, and the time between their tries does not count."""
-    run = Run()
+    run = Run(work)
     for _ in range(3):
         request = run.owe()
         run.go_on(30)
@@ -140,8 +164,11 @@ def test_progress_excuses_what_waits_behind():
     run = Run(lambda now: Figures(now // 7, 2 if now < 2000 else 1))
     run.owe()
     run.owe()
+    run.go_on(28)
+    assert run.now - 7 - QUIET < run.pulse.progress(run.now, PATIENCE) < run.now      # its figures alone say so
+    asked = len(run.asked)
     run.go_on(100, hear=True)
-    assert run.asked == [1001] and run.pulse.progress(run.now, PATIENCE) == run.now
+    assert len(run.asked) <= asked + WANTED * QUIET + 1 and run.pulse.progress(run.now, PATIENCE) == run.now
     run.go_on(20, hear=True)
     assert len(run.asked) > 5 and run.pulse.progress(run.now, PATIENCE) == run.now
     run.go_on(100, hear=True)

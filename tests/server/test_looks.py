@@ -268,6 +268,30 @@ def test_one_that_says_itself_that_it_is_not_well_is_off_though_it_answers(gatew
         answered.read_all()
 
 
+def test_one_that_only_counts_tokens_is_off(gateway, engine):
+    """Its server does so before a core that is dead."""
+    front = gateway(poll=0.2)
+    engine.on(HEALTH, [refusal(503, "The engine is dead")])
+    engine.always([refusal(500, "EngineDeadError")])
+    over = threading.Event()
+
+    def count():
+        while not over.is_set():
+            front.client().post("/v1/messages/count_tokens", {"messages": HELLO}).read_all()
+
+    with ThreadPoolExecutor(2) as pool:
+        counting = [pool.submit(count) for _ in range(2)]
+        try:
+            until = time.monotonic() + 10
+            while listed(front):
+                assert time.monotonic() < until, "it is still on"
+                ask(front).read_all()
+        finally:
+            over.set()
+        for one in counting:
+            one.result()
+
+
 def test_looks_cost_less_while_requests_are_answered(gateway, engine):
     front = gateway(poll=0.1, keepalive=0.1)
     wait_until(lambda: len(engine.probes) > 8, 5)

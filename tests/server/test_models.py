@@ -309,13 +309,20 @@ def test_two_failed_looks_in_a_row_put_an_engine_off(engine, looked_at, name):
     assert looked_at.serves and looked_at.health.word == "up"
 
 
+def answered(looked_at):
+    """A request, to its end."""
+    answer = looked_at.pool.post(CHAT, [b'{"messages": [{"role": "user", "content": "Hi"}]}'], {})
+    answer.all(5, 1 << 20)
+    answer.close(True)
+
+
 @pytest.mark.parametrize("name", FAILED)
 def test_requests_that_are_answered_are_better_evidence(engine, looked_at, name):
     """Whatever its looks say: it is busy at worst, until nothing comes any more."""
     path, steps = FAILED[name]
     engine.on(path, steps)
     for _ in range(3):
-        looked_at.post("/tokenize", [b'{"prompt": "a"}'])
+        answered(looked_at)
         looked_at.look()
         assert looked_at.serves and looked_at.health.word == ("up" if path == HEALTH else "busy")
     looked_at.look()
@@ -325,14 +332,14 @@ def test_requests_that_are_answered_are_better_evidence(engine, looked_at, name)
 
 def test_one_look_is_enough_after_a_request_that_went_wrong(engine, looked_at):
     """Together they are two kinds of evidence; what comes after it makes up for it."""
-    for answered, serves in ((False, False), (True, True)):
+    for was_answered, serves in ((False, False), (True, True)):
         looked_at.note_fault()
         assert looked_at.look_due.is_set()
         looked_at.look()
         assert looked_at.health.word == "up"        # it was the request's own fault
         looked_at.note_fault()
-        if answered:
-            looked_at.post("/tokenize", [b'{"prompt": "a"}'])
+        if was_answered:
+            answered(looked_at)
         engine.on(HEALTH, [Json({}, 500)])
         looked_at.look()
         assert looked_at.serves is serves
@@ -340,8 +347,57 @@ def test_one_look_is_enough_after_a_request_that_went_wrong(engine, looked_at):
         looked_at.look()
 
 
+def test_questions_that_are_answered_are_no_evidence(engine, looked_at):
+    """A server counts tokens, too, before a core that is dead."""
+    engine.on(HEALTH, [Json({}, 503)])
+    for serves in (True, False):
+        looked_at.post("/tokenize", [b'{"prompt": "a"}'])
+        looked_at.look()
+        assert looked_at.serves is serves
+
+
+def test_another_engine_under_the_same_name(engine, looked_at):
+    """Whether it was away or not: it is asked as its kind wants it, for what it can do."""
+    assert looked_at.figures().work and looked_at.purpose == "chat"
+    engine.like, engine.models = "llama", [{"id": OWN}]
+    looked_at.look()
+    assert looked_at.kind.owner == "llamacpp" and b"n_decoded" in looked_at.figures().work
+    engine.like = "vllm"
+    looked_at.look()
+    engine.stop()
+    looked_at.look()
+    engine.embeds = True
+    engine.start()
+    looked_at.look()
+    assert looked_at.serves and (looked_at.kind.owner, looked_at.purpose) == ("vllm", "embedding")
+
+
+def test_what_is_found_out_during_a_look_counts(engine, looked_at):
+    """While it asks about a model, the watchdog finds the engine stuck, or a request finds it gone."""
+    for word in ("stuck", "off"):
+        looked_at.found.clear()
+        engine.on("/tokenize", lambda request, word=word: looked_at.health.note(word, "found out", time.time()))
+        looked_at.look()
+        assert looked_at.health.told() == f"{word}: found out"
+        engine.routes.clear()
+        looked_at.look()
+        assert looked_at.health.word == "up"
+
+
 class Waits:
     owed_since = 0.0                                # a request that its engine has
+
+
+def test_a_canary_is_asked_while_nothing_else_runs(engine, looked_at):
+    """It would wait behind that. Once it is answered, what was known of the engine's work is over."""
+    looked_at.health.note("stuck", "x", 0)
+    looked_at.pulse.measure(looked_at.figures(), 1.0, 5)
+    looked_at.pulse.owe(waits := Waits(), 0.0)
+    looked_at.look()
+    assert looked_at.health.word == "stuck" and "/v1/completions" not in [probe.path for probe in engine.probes]
+    looked_at.pulse.settle(waits, False, 1.0)
+    looked_at.look()
+    assert looked_at.health.word == "up" and engine.probes[-1].path == "/v1/completions" and not looked_at.pulse.figures
 
 
 def test_the_pause_between_looks(engine, looked_at):
@@ -354,7 +410,11 @@ def test_the_pause_between_looks(engine, looked_at):
     found.append(Fleet.pause_after(fleet, looked_at))
     engine.stop()
     looked_at.look()
-    assert [*found, Fleet.pause_after(fleet, looked_at)] == [5, 5, 10, 0.5]
+    found.append(Fleet.pause_after(fleet, looked_at))
+    fleet.settings.poll = 3600                      # one that is out is not left so for an hour
+    found.append(Fleet.pause_after(fleet, looked_at))
+    looked_at.health.note("stuck", "x", 0)
+    assert [*found, Fleet.pause_after(fleet, looked_at)] == [5, 5, 10, 0.5, 0.5, 5]
 
 
 def test_a_full_engine_is_no_fault(gateway, engine):
@@ -458,6 +518,11 @@ def test_what_people_and_the_owner_learn(gateway, engine):
     wait_until(lambda: state_in(front, engine.url) == "up", 10)
     told = engines_of(front)
     assert told.startswith(f"{engine.url}  up, for ") and "last error  misconfigured" in told and OWN in told, told
+    engine.models = [{"id": "other", "max_model_len": 77}]  # the state is the same
+    wait_until(lambda: "serves      other, 77 tokens" in engines_of(front), 10)
+    closed = iter([[Close()]])
+    engine.on(HEALTH, lambda request: next(closed, None))
+    wait_until(lambda: "last error  busy: /health" in engines_of(front), 10)
     engine.stop()
     wait_until(lambda: state_in(front, engine.url) == "off", 10)
     assert ask(front).headers["retry-after"] == "5" and f"engine {engine.url} is off: connection refused" in front.log
@@ -476,6 +541,8 @@ def test_what_the_start_says_and_the_log_repeats(engine, tmp_path, stock):
         assert f"engine      {engine.url} is misconfigured: it wants another key (401)" in front.log
         engine.key = None
         wait_until(lambda: f"engine {engine.url} is up" in front.log, 10)
+        engine.on(HEALTH, [Close()])
+        wait_until(lambda: front.log.count(f"engine {engine.url} is still busy: /health: ") > 1, 10)
 
 
 def test_the_log_is_not_flooded(gateway, engine):

@@ -294,10 +294,10 @@ def still(request):
     return [Json({"detail": "Not Found"}, 404)]
 
 
-def once(steps):
-    """The first answer to the question for figures; after it there is none."""
+def once(steps, later=None):
+    """The first answer to the question for figures; after it there is none, or another one."""
     answers = iter([steps])
-    return lambda request: None if "cache_config" in request.path else next(answers, [Hang()])
+    return lambda request: None if "cache_config" in request.path else next(answers, later or [Hang()])
 
 
 def only_whole(*lines):
@@ -336,6 +336,8 @@ LIKE = {
     "has garbage for figures": ([Hang()], {FIGURES: [Json({"vllm:kv_cache_usage_perc": [0.5]})]}, False),
     "has huge figures": ([Hang()], {FIGURES: [Head(framing=3 << 20), Send(b"vllm:kv_cache_usage_perc 0.5\n" + b"#" * ((3 << 20) - 29))]},
                          False),
+    "has trouble with its figures by now": ([Hang()], {FIGURES: once(page("kv_cache_usage_perc 0.5"), [Json({}, 500)])}, True),
+    "has no figures any more": ([Hang()], {FIGURES: once(page("kv_cache_usage_perc 0.5"), [Json({"detail": "Not Found"}, 404)])}, False),
     "is of another kind": ([Hang()], {"/v1/models": [Json({"data": [{"id": "is of another kind", "owned_by": "somebody"}]})]}, False),
 }
 
@@ -359,6 +361,8 @@ SUDDEN = Sudden()
 LLAMA = {
     "llama hangs": ([Hang()], {}, True),
     "llama hangs at once": (SUDDEN.work, {"/slots": SUDDEN.slots}, True),
+    "llama has slots that grow": ([Hang()], {"/slots": once([Json([{"is_processing": True}])], [Json([{"prompt": "x" * 600_000}])]),
+                                             "/metrics": [Json({"error": {"code": 501}}, 501)]}, False),
     "llama has no slots": ([Hang()], {"/slots": [Json({"error": {"code": 501}}, 501)]}, False),
     "llama works": ([Hang()], {"/slots": busy_slots}, False),
 }
@@ -479,6 +483,25 @@ def test_on_stuck(stock, tmp_path):
         assert ran.read_text() == f"{engine.url}\n" and "on_stuck is not run again" in front.log
         go.touch()
         wait_until(lambda: "on_stuck: done" in front.log and "on_stuck has ended with 3" in front.log, 5)
+
+
+def test_on_stuck_where_it_was_too_soon_or_did_not_help(stock, tmp_path):
+    """It is run as soon as that may be, and again after a while, as long as the engine is stuck."""
+    ran = tmp_path / "ran"
+    patch = "import engines.remedy; engines.remedy.TIME = 3"
+    with Engine() as engine, started(engine, tmp_path, stock, patch, on_stuck=f"date +%s.%N >> {ran}", on_stuck_pause=2.5, **STEADY) as front:
+        for helps in (True, False):
+            hang(engine)
+            runs = begin(front, stream=True)
+            wait_stuck(front)
+            runs.close()
+            wait_until(ran.exists, 5)
+            if helps:
+                engine.reset()
+                wait_up(front)
+        wait_until(lambda: ran.read_text().count("\n") >= 3, 15)
+        first, second, third = [float(line) for line in ran.read_text().splitlines()[:3]]
+        assert second - first > 2.4 and third - second > 2.9 and front.log.count("on_stuck is not run again") <= 1
 
 
 @pytest.mark.parametrize("patch", ["import engines.remedy; engines.remedy.TIME = 0.5", ""], ids=["its time is over", "stopped"])
