@@ -191,8 +191,8 @@ class Call:
             self.tally = Tally(meter, ask.body, model.context, ask.most, ask.measured)
         self.engine = self.gateway.fleet.at(self.ticket.place)
         self.loads = model.engine_id in self.engine.resting
+        self.engine.pulse.owe(self, monotonic())  # should it get stuck before it has it all
         self.answer = self.gateway.fleet.send(ask, self.engine, self.id)
-        self.engine.pulse.owe(self, monotonic())
         if self.engine.health.word == "stuck":  # by now
             raise stuck(self.engine.health.retry_after(time()))
         if self.conversation:
@@ -252,7 +252,7 @@ class Call:
     def owed_since(self):
         """The moment at which the engine had all of the request; None as long as no answer can be
         waited for, because that is still to come, or because the client takes nothing."""
-        if not self.answer.sent or self.halted or self.pump and self.pump.left:
+        if not self.answer or not self.answer.sent or self.halted or self.pump and self.pump.left:
             return None
         return self.answer.since
 

@@ -14,6 +14,12 @@ MAX_MESSAGE = 2000  # characters of an engine's message; some repeat the whole p
 LOOKED_AT = 1 << 16  # characters of one that are looked at
 MOST_SENTENCES = 100  # of a list of errors
 MARKUP = re.compile(r"<(?:!doctype|html|body|head)\b|Traceback \(most recent call last\)", re.I)
+# An address, which an engine, or a proxy before it, may name when it fails: the owner's affair.
+ADDRESS = re.compile(
+    r"\b\w+://|\b\d{1,3}(?:\.\d{1,3}){3}\b|\blocalhost\b"
+    r"|\[[0-9a-f]*:[0-9a-f:.]*\]|\b[a-z][\w.-]{0,60}:\d{4,5}\b",
+    re.IGNORECASE,
+)
 CODES = {
     400: "invalid_request",
     404: "not_found",
@@ -47,6 +53,9 @@ def from_engine(status, answer, retry_after=None, page=""):
         status = 400
     elif not 400 <= status <= 599 or status == 499:  # 499 would say that the client had left
         status = 502
+    shown = message
+    if status >= 500 and ADDRESS.search(message):
+        shown = f"the engine answered with status {status}"
     param = fields.get("param")
     if not isinstance(param, str):
         param = None
@@ -55,9 +64,7 @@ def from_engine(status, answer, retry_after=None, page=""):
         code = "context_length_exceeded"
         if param in PROMPT_FIELDS:
             param = "messages"
-    refusal = Refusal(
-        message, param, status=status, code=code, retry_after=wait(status, retry_after)
-    )
+    refusal = Refusal(shown, param, status=status, code=code, retry_after=wait(status, retry_after))
     refusal.not_begun = is_turned_away(turned_away, page or message)
     return refusal
 

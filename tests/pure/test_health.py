@@ -134,6 +134,22 @@ def test_what_turns_a_request_away_has_not_begun_with_it(status):
     assert from_engine(status, None).not_begun and not from_engine(None, {"error": {"message": "Loading model", "code": status}}).not_begun
 
 
+@pytest.mark.parametrize("message", [
+    "unable to start process: dial tcp 127.0.0.1:8001: connect: connection refused", "upstream http://10.0.0.7:8000/v1 failed",
+    "Cannot connect to host spark-2:8000 ssl:default", "localhost is down", "no route to [fd00::7]:8000"])
+def test_no_error_of_an_engine_names_an_address_to_people(message):
+    """Where it is the engine's own fault; a client's mistake may be about an address of the client's."""
+    for status in (500, 502, 503, 504, None):
+        assert from_engine(status, {"error": {"message": message}}).message == f"the engine answered with status {status or 502}"
+    assert from_engine(400, {"error": {"message": message}}).message == message
+    assert from_engine(503, {"error": {"message": f"loading: {message}"}}).not_begun
+
+
+def test_an_engines_own_words_without_one_are_told():
+    for message in ("EngineCore encountered an issue. See stack trace (above) for the root cause.", "at 12:30:15 it failed: 1.2.3 of 4:5"):
+        assert from_engine(500, {"error": message}).message == message
+
+
 # ---- for the owner
 
 def test_the_owners_command():

@@ -2,6 +2,7 @@
 
 What tells them apart is in tests/pure/test_pulse.py; real vLLM is stopped and killed in tests/engines/test_stuck_vllm.py.
 """
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -150,6 +151,48 @@ def test_all_that_it_owes_ends(one, path):
         assert (row["status"], row["error"]) == (502, "engine_stuck")
     assert f"engine {engine.url} is stuck: it owes 4 answers" in one.log[before:]
     engine.wait_idle()
+
+
+IMPATIENT = "from engines import engine; engine.PROGRESS_TIMEOUT = 0.3"
+
+
+class Full(Engine):
+    """Once it is full it takes no connection any more, nor answers those that wait to be taken."""
+
+    def __init__(self):
+        self.full, self.over = threading.Event(), threading.Event()
+        super().__init__()
+
+    def _take(self, sock):
+        super()._take(sock)
+        if self.full.is_set():
+            self.over.wait(30)
+
+    def fill(self):
+        self.full.set()
+        self.listener.listen(0)
+        for _ in range(4):
+            sock = socket.socket()
+            sock.setblocking(False)
+            sock.connect_ex(("127.0.0.1", self.port))
+            yield sock
+
+
+def test_a_request_that_is_still_connecting_ends_too(stock, tmp_path):
+    with Full() as engine, started(engine, tmp_path, stock, IMPATIENT, max_active=9, **STEADY) as front:
+        wait_until(lambda: any("/metrics" in probe.path for probe in engine.probes), 5)
+        hang(engine)
+        first = begin(front, stream=True)
+        engine.wait_for(1)
+        waiting = list(engine.fill())
+        second = begin(front)
+        wait_stuck(front)
+        since = time.monotonic()
+        answer = second.answer()
+        assert (answer.status, answer.json()["error"]["code"]) == (502, "engine_stuck") and time.monotonic() - since < 3
+        for connection in (first, second, *waiting):
+            connection.close()
+        engine.over.set()
 
 
 def test_nobody_waits_for_it(stock, tmp_path):
