@@ -116,6 +116,17 @@ def gathered(parts):
     return whole
 
 
+def gathered_text(texts):
+    """Texts as one, in steps where they are long: Python lets a text that nobody else has grow in
+    its place."""
+    if sum(map(len, texts)) <= COPIED:
+        return "".join(texts)
+    whole = ""
+    for text in with_pauses(texts):
+        whole += text
+    return whole
+
+
 # ---- reading
 
 
@@ -424,7 +435,7 @@ class Reader:
                 raise self.bad("a text is beyond all bounds")
         pause()
         self.at += 1
-        return "".join(parts)
+        return gathered_text(parts)
 
     def inside(self):
         """The place behind the next part of a string, which ends at no half of anything."""
@@ -511,9 +522,7 @@ def joined(value, before=b"", after=b""):
     written = write(value)
     if isinstance(written, bytes):
         return before + written + after
-    whole = b"".join([before, *written, after])
-    pause()
-    return whole
+    return gathered([before, *written, after])
 
 
 def put(value, out):

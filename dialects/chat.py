@@ -184,4 +184,4 @@ def join(message):
         steps.pause()
         for name, value in table.items():
             if isinstance(value, list) and name != "tool_calls":
-                table[name] = "".join(value)
+                table[name] = steps.gathered_text(value)

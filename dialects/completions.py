@@ -123,7 +123,7 @@ def collected(events, oddities):
             add(choices.setdefault(index, new), choice)
     for choice in choices.values():
         steps.pause()
-        choice["text"] = "".join(choice["text"])
+        choice["text"] = steps.gathered_text(choice["text"])
     return {
         **{name: first.get(name) for name in ("id", "created", "model")},
         "object": "text_completion",
