@@ -219,6 +219,7 @@ class Call:
         if not error.not_begun or not self.may_move:
             raise error
         logger.warning("request %s goes to another engine: %s", self.id, error.code)
+        self.entered += monotonic() - self.granted  # its time at that engine was no waiting
         self.take_leave(False)
         if self.answer:
             self.answer.close(self.answer.ended)

@@ -79,7 +79,6 @@ from store.seal import own_seal
 
 logger = logging.getLogger("sparks")
 SOON = 5  # seconds in which the engines should have been looked at
-MOST_LISTED = 100  # models of an engine that are remembered until the next start
 AGAIN = 1  # seconds until another try to write, where the database could not be written
 
 
@@ -292,7 +291,7 @@ def state_of(engine, fleet):
         health.error,
         "; ".join(models),
         engine.purpose,
-        json.dumps(engine.listed[:MOST_LISTED]),
+        engine.memory(),
     )
 
 

@@ -1,5 +1,6 @@
 """An engine: its address, its connections, what it serves, and looks at how it is."""
 
+import json
 import logging
 from contextlib import suppress
 from time import monotonic, time
@@ -17,7 +18,7 @@ from engines.kinds import NO_FIGURES, OTHER, kind_of, works
 from engines.models import groups_of, has_usable_id, ids_of
 from engines.pulse import Pulse
 from errors import Refusal
-from steps import read
+from steps import LIGHT, read, weight
 
 logger = logging.getLogger("sparks")
 LOOK_TIMEOUT = 10  # seconds for each question of a look
@@ -39,6 +40,7 @@ NOT_IMPLEMENTED = 501  # a status that says that it has no such answer
 MAX_TOLD = 1 << 20  # bytes of the answer to such a question
 PURPOSE_LOOKS = 5  # that ask what its models are for
 MOST_MODELS = 1000  # of one engine; the others are not looked at
+MOST_REMEMBERED = 100  # of them until the next start
 # What the reading of an engine's JSON may meet, which can be of any shape.
 ODD_JSON = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -98,6 +100,19 @@ class Engine:
         self.listed = listed
         self.purpose = purpose
         self.kind = kind_of(listed[0])
+
+    def memory(self):
+        """The entries for that, as JSON: none that is too large to be written in one step, and no
+        more than that together."""
+        left = LIGHT
+        kept = []
+        for entry in self.listed[:MOST_REMEMBERED]:
+            with suppress(RecursionError):  # JSON is read deeper than it is written
+                size = weight(entry)
+                if size <= left:
+                    kept.append(json.dumps(entry))
+                    left -= size
+        return f"[{', '.join(kept)}]"
 
     def use_key(self, key):
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}

@@ -17,7 +17,10 @@ MARKUP = re.compile(r"<(?:!doctype|html|body|head)\b|Traceback \(most recent cal
 # An address, which an engine, or a proxy before it, may name when it fails: the owner's affair.
 ADDRESS = re.compile(
     r"\b\w+://|\b\d{1,3}(?:\.\d{1,3}){3}\b|\blocalhost\b"
-    r"|\[[0-9a-f]*:[0-9a-f:.]*\]|\b[a-z][\w.-]{0,60}:\d{4,5}\b",
+    r"|\[[0-9a-f]*:[0-9a-f:.]*\]|\b[a-z][\w.-]{0,60}:\d{4,5}\b"
+    r"|(?<![\w:])(?=[a-f:]*\d)[0-9a-f:]{0,40}::[0-9a-f:.]{0,40}[0-9a-f]\b"
+    r"|\bhost(?:name)?\b ?[=:] ?['\"\w]|\bport ?[=:]? ?\d|\b(?:lookup|ENOTFOUND|EAI_AGAIN) "
+    r"|\.(?:local|internal|lan|svc)\b|\.sock\b",
     re.IGNORECASE,
 )
 CODES = {

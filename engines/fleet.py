@@ -85,7 +85,8 @@ class Fleet:
         if not (found and found.loaded) and not self.seen.is_set():
             self.seen.wait(FIRST_LOOK)
             found = self.meant(name)
-        if found is None and self.known and not self.means_default(name):
+        known = self.known and self.seen.is_set()  # what there is
+        if found is None and known and not self.means_default(name):
             raise unknown(name, self.known)
         if found is None or not found.loaded:
             raise self.unavailable(found)
@@ -241,9 +242,11 @@ class Fleet:
     def reload(self):
         """The settings may name other engines now, and say other things of them."""
         came = self.follow_settings()
-        self.unseen = self.unseen.intersection(self.engines).union(came)
+        self.unseen = {engine for engine in self.engines if not engine.looked}
+        self.seen.clear()
+        if not self.unseen:
+            self.seen.set()
         for engine in came:
-            self.seen.clear()
             gevent.spawn(self.watch_one, engine)
         self.update()
         for engine in [*self.engines, *self.leaving]:

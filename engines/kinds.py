@@ -38,8 +38,8 @@ LENGTHS = (
 # "please retry" is no such word: it had begun.
 NOT_BEGUN = re.compile(
     r"loading|initiali[sz]ing|not (?:yet )?(?:ready|loaded)|currently loaded"
-    r"|no (?:healthy|available)|busy|scaling|queue|backlog|overload|too many|capacity"
-    r"|cannot accept|pending requests",
+    r"|no (?:healthy|available|server is available)|busy|scaling|queue|backlog|overload|too many"
+    r"|capacity|cannot accept|pending requests",
     re.IGNORECASE,
 )
 CACHE = "vllm:cache_config_info"

@@ -110,7 +110,7 @@ def test_what_an_ailing_engine_says(status, body, word):
 # What engines, and proxies before them, say in a 503: of a request that they have not begun with; and of others, who knows.
 FULL_OR_LOADING = (
     "Loading model", "Model is loading, please wait", "Initializing the engine", "Model with name glm is not ready.", "the model is not yet loaded",
-    "No models are currently loaded.", "no healthy upstream", "no available server",
+    "No models are currently loaded.", "no healthy upstream", "no available server", "No server is available to handle this request.",
     "The engine is currently busy and cannot accept new requests.", "The server is busy", "server busy, please try again.  maximum pending requests exceeded",
     "The model is scaling up", "The request queue is full.", "Request dropped due to backpressure (backlog)", "Model is overloaded",
     "Too many concurrent requests", "We are at capacity", "it cannot accept requests", "3 pending requests",
@@ -136,7 +136,9 @@ def test_what_turns_a_request_away_has_not_begun_with_it(status):
 
 @pytest.mark.parametrize("message", [
     "unable to start process: dial tcp 127.0.0.1:8001: connect: connection refused", "upstream http://10.0.0.7:8000/v1 failed",
-    "Cannot connect to host spark-2:8000 ssl:default", "localhost is down", "no route to [fd00::7]:8000"])
+    "Cannot connect to host spark-2:8000 ssl:default", "localhost is down", "no route to [fd00::7]:8000", "connect ECONNREFUSED ::1:8000", "from fd00::7",
+    "HTTPConnectionPool(host='spark-2', port=80): Max retries exceeded with url: /v1/chat/completions", "connect() to spark-2 port 80 failed",
+    "dial tcp: lookup spark-2: no such host", "getaddrinfo ENOTFOUND spark-2", "upstream vllm.default.svc did not answer", "connect ENOENT /run/vllm.sock"])
 def test_no_error_of_an_engine_names_an_address_to_people(message):
     """Where it is the engine's own fault; a client's mistake may be about an address of the client's."""
     for status in (500, 502, 503, 504, None):
@@ -146,7 +148,8 @@ def test_no_error_of_an_engine_names_an_address_to_people(message):
 
 
 def test_an_engines_own_words_without_one_are_told():
-    for message in ("EngineCore encountered an issue. See stack trace (above) for the root cause.", "at 12:30:15 it failed: 1.2.3 of 4:5"):
+    for message in ("EngineCore encountered an issue. See stack trace (above) for the root cause.", "at 12:30:15 it failed: 1.2.3 of 4:5",
+                    "std::bad_alloc in torch::cuda at main.cpp:17", "c10::Error: a::b ::x", "the host buffer is too small; export it", "CUDA error 2 at 2026-11-30T12:00:00"):
         assert from_engine(500, {"error": message}).message == message
 
 

@@ -37,7 +37,7 @@ from support.engine import (
 from support.gateway import Gateway, Shared, started
 from support.observe import gauges, idle
 from support.processes import clean_environment, free_port, wait_until
-from support.rows import rows
+from support.rows import read, rows
 
 CHAT = "/v1/chat/completions"
 LISTED = "/v1/models"
@@ -194,6 +194,20 @@ def test_odd_model_lists_do_not_end_the_look_out(gateway, engine, data):
     engine.on("/v1/models", None)
     wait_until(lambda: [model["id"] for model in front.client().get("/v1/models").json()["data"]] == ["GLM-5.3-Flash-EXL3"], 5)
     front.traceback_allowed = True                      # whatever it was is in the log
+
+
+MANY = b"[%b]" % b",".join([b'{"a":1}'] * 30_000)     # too much to be read in one step
+
+
+def test_odd_entries_hinder_nothing_that_follows_a_look(gateway, engine):
+    """The engine's state is kept for the owner and the next start, with the entries that can be."""
+    front = gateway(poll=0.1, wait="alive")
+    for number, odd in enumerate((b'"meta":' + MANY, b'"x":"%b"' % (b"y" * 300_000), b'"x":' + b"[" * 990 + b"]" * 990, b'"x":NaN', b'"x":"\\ud83d"',
+                                  b'"root":"\\ud83d"', b'"status":["x"]', b'"status":{"value":{}},"parent":[]', b'"owned_by":{}', b'"x":1e999')):
+        data = b'{"data":[{"id":"a%d",%b},{"id":"b%d"}]}' % (number, odd, number)
+        engine.on(LISTED, [Head(type="application/json", framing=len(data)), Send(data)])
+        kept = f"SELECT 1 FROM engine WHERE word = 'up' AND listed LIKE '%\"b{number}\"%'"
+        wait_until(lambda kept=kept: read(front.db, kept), 5)
 
 
 # ---- on or off

@@ -501,7 +501,7 @@ WAITS = {
     "before its head": [Hang()],
     "behind its head": [Head(), Hang()],
     "behind comments": [Head(), b": keep-alive\n\n" * 3, Hang()],
-    "plain, in the middle": [Head(type="application/json"), b'{"id": "chatcmpl-1", "choices": [', Hang()],
+    "plain, in the middle": [Head(headers={"Content-Type": "application/json"}), b'{"id": "chatcmpl-1", "choices": [', Hang()],
 }
 
 
@@ -509,8 +509,7 @@ WAITS = {
 def test_what_a_dead_engine_had_not_begun_to_answer_the_other_one_does(shared, how):
     """It cannot be going on any more. On every route; whoever waits may have had signs of life."""
     front, pair = shared
-    ways = [(api, stream) for api in (chat, completions, messages, responses) for stream in (False, True)
-            if not (stream and how.startswith("plain"))]
+    ways = [(api, stream) for api in (chat, completions, messages, responses) for stream in (False, True)]    # some engines stream nothing
 
     def send(number):
         api, stream = ways[number]
@@ -530,6 +529,22 @@ def test_what_a_dead_engine_had_not_begun_to_answer_the_other_one_does(shared, h
             assert answer.status == 200 and b'"error":{' not in answer.read_all() and answer.complete
     assert sent and counts(pair) == [len(ways), sent]
     assert {(row["status"], row["engine"]) for row in rows(front.db)[-len(ways):]} == {(200, stays.url)}
+
+
+def test_the_time_at_a_dead_engine_was_no_waiting_in_the_queue(front, pair):
+    """Though it was longer than anybody may wait there."""
+    front, (first, second) = front(tables(*((engine, "slots = 1") for engine in pair)), queue_timeout=1), pair
+    go = threading.Event()
+    first.play(Hang())
+    second.play(Wait(go), *says("vllm", "Hi", False))
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(ask, front) for _ in range(2)]
+        wait_until(lambda: counts(pair) == [1, 1], 5)
+        time.sleep(1.1)
+        first.stop()
+        wait_until(lambda: gauges(front)["sparks_queued"] == 1 or asked[0].done() or asked[1].done(), 5)
+        go.set()
+        assert [one.result().status for one in asked] == [200, 200]
 
 
 # ---- engines come and go
@@ -652,6 +667,24 @@ def test_an_engine_that_takes_another_ones_place(front, pair):
             assert len(third.requests) == 2
             reload(front, tables(first, second))
             wait_until(lambda: is_in(front, first, "up") and is_in(front, second, "up"), 5)
+
+
+def test_one_that_comes_and_goes_and_comes_again_is_waited_for(front, pair):
+    """Before it has been looked at; nobody is told meanwhile that there is no such model."""
+    start, (first, second) = front, pair
+    front = start(poll=30)
+    with Engine() as third:
+        third.models = [{**MODELS[0], "id": "other"}]
+        go = threading.Event()
+        third.on("/health", lambda request: [Wait(go), Json({})])
+        for engines in ((first, second, third), (first, second), (first, second, third)):
+            reload(front, tables(*engines))
+            wait_until(lambda: gauges(front), 5)
+        answer = ask(front, model="other")          # it waits for a while
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "model_unavailable")
+        go.set()
+        wait_until(lambda: ask(front, model="other").status == 200, 5)
+        assert ask(front, model="another").status == 404
 
 
 def test_those_that_wait_go_to_the_engine_that_takes_anothers_place(front, pair):
