@@ -85,8 +85,7 @@ class Fleet:
         if not (found and found.loaded) and not self.seen.is_set():
             self.seen.wait(FIRST_LOOK)
             found = self.meant(name)
-        known = self.known and self.seen.is_set()  # what there is
-        if found is None and known and not self.means_default(name):
+        if found is None and self.known and not self.means_default(name):
             raise unknown(name, self.known)
         if found is None or not found.loaded:
             raise self.unavailable(found)
