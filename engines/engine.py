@@ -41,6 +41,7 @@ MAX_TOLD = 1 << 20  # bytes of the answer to such a question
 PURPOSE_LOOKS = 5  # that ask what its models are for
 MOST_MODELS = 1000  # of one engine; the others are not looked at
 MOST_REMEMBERED = 100  # of them until the next start
+MEMORY = 4 * LIGHT  # of what these are, as steps.weight counts
 # What the reading of an engine's JSON may meet, which can be of any shape.
 ODD_JSON = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -102,16 +103,18 @@ class Engine:
         self.kind = kind_of(listed[0])
 
     def memory(self):
-        """The entries for that, as JSON: none that is too large to be written in one step, and no
-        more than that together."""
-        left = LIGHT
+        """The entries for that, as JSON: none that is too large to be written in one step, and as
+        many as are a few steps in all."""
+        left = MEMORY
         kept = []
         for entry in self.listed[:MOST_REMEMBERED]:
             with suppress(RecursionError):  # JSON is read deeper than it is written
                 size = weight(entry)
-                if size <= left:
+                left -= min(size, LIGHT)  # what there is to do for one that is too large
+                if left < 0:
+                    break
+                if size <= LIGHT:
                     kept.append(json.dumps(entry))
-                    left -= size
         return f"[{', '.join(kept)}]"
 
     def use_key(self, key):
