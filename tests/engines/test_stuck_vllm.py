@@ -114,7 +114,7 @@ def test_preempted_is_no_trouble(engine, stock, tmp_path):
     with before(engine, tmp_path, stock, stuck_after=3, stall_timeout=3) as gateway:
         streams = [Stream(gateway, f"say @long {n}" + "z" * 15_900, max_tokens=2500, temperature=0) for n in range(2)]
         for stream in streams:
-            assert stream.end(200).finish == "length" and stream.last.data == "[DONE]"
+            assert stream.end(200).last.data == "[DONE]" and stream.finish == "length", (stream.last, stream.finish)
         gaps = [max(after - one for one, after in zip(stream.tokens, stream.tokens[1:], strict=False)) for stream in streams]
         print(f"preempted, longest gaps {gaps[0]:.1f} and {gaps[1]:.1f} s")
         assert figure(engine, "num_preemptions_total") > before_that and max(gaps) > 3
