@@ -226,7 +226,7 @@ class Call:
         self.answer = self.engine = None
         self.keep_only(0)
         self.ticket.granted.clear()
-        wake(self.gateway.gate.put_back(self.ticket))
+        wake(self.gateway.gate.put_back(self.ticket, self.gateway.now()))
 
     def death(self, error):
         """The Off of an engine that has ended, and with it all that it had begun, before anything

@@ -53,7 +53,7 @@ class Gateway:
 
     def arrange(self):
         """Tell the gate where requests can run, and those that wait what that means for them."""
-        wake(self.gate.arrange(*self.fleet.arrangement()))
+        wake(self.gate.arrange(*self.fleet.arrangement(), steady_time()))
         if self.fleet.seen.is_set():  # an engine that has just come may serve them
             wake(self.gate.stranded())
 
