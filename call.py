@@ -48,7 +48,7 @@ class Call:
              its name among the gateway's `homes`, if the model has several engines
     kept     bytes of its answer on the account of the gateway's `answers`
     halted   its answer is not read for want of room
-    tally    counting.Tally, from when its engine gets it
+    tally    counting.Tally, from when it asks for a slot
     loads    its engine has to load the model first
     charged  an Event: what it used is counted for the key's limits
     started  when it began, in epoch seconds; the other moments of its way are by the monotonic
@@ -132,6 +132,8 @@ class Call:
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
         self.entered = monotonic()
+        meter = self.gateway.fleet.meter(ask.model)
+        self.tally = Tally(meter, ask.body, ask.model.context, ask.most, ask.measured)
         if not self.ticket:
             self.await_charges()
         if ask.count:  # while the request waits, and while its prompt is read
@@ -186,9 +188,6 @@ class Call:
         take_turn()  # many slots may come free at once
         ask = self.ask
         model = ask.model
-        if self.tally is None:  # what it knows holds for another engine too
-            meter = self.gateway.fleet.meter(model)
-            self.tally = Tally(meter, ask.body, model.context, ask.most, ask.measured)
         self.engine = self.gateway.fleet.at(self.ticket.place)
         self.loads = model.engine_id in self.engine.resting
         self.engine.pulse.owe(self, monotonic())  # should it get stuck before it has it all
