@@ -12,7 +12,7 @@ from gevent import get_hub, getcurrent, sleep, spawn
 from gevent.event import Event
 
 import pump
-from counting import Tally, length_of_request
+from counting import Chain, Tally, measure
 from engines import images
 from engines.http1 import Off
 from errors import RETRY_AFTER, ClientGone, Overloaded, UpstreamError
@@ -123,15 +123,20 @@ class Call:
             self.body.add(size)
 
     def measure(self, ask):
-        """Measure a large request beforehand, in a thread. Its images are still to come."""
+        """Measure a request: a large one beforehand, in a thread, where its images are still to
+        come. What an engine only counts, or embeds, is in no cache afterwards."""
+        chain = None
+        if ask.body and ask.model.purpose == "chat":
+            chain = Chain(self.gateway.secret, ask.model.lane)
         parts = ask.body or ask.count
-        ask.measured = length_of_request(
-            [b"data:" if isinstance(part, str) else part for part in parts]
-        )
+        parts = [b"data:" if isinstance(part, str) else part for part in parts]
+        ask.measured = measure(parts, chain)
 
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
         self.entered = monotonic()
+        if not ask.measured:
+            self.measure(ask)
         meter = self.gateway.fleet.meter(ask.model)
         self.tally = Tally(meter, ask.body, ask.model.context, ask.most, ask.measured)
         if not self.ticket:
