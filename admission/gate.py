@@ -558,15 +558,16 @@ class Gate:
             return held[0]
         if len(place.reading) >= self.at_once:
             return READING
-        if place.is_resting(ticket.key, now) and self.is_shared(name, ticket.key):
+        if place.is_resting(ticket.key, now) and self.is_shared(name, ticket.key, now):
             return RESTS
         if not first and not place.has_room(ticket, now):
             return FULL
         return None
 
-    def is_shared(self, name, key):
-        """Whether requests of other keys run at a place, or could."""
-        if any(ticket.key != key for ticket in self.places[name].running):
+    def is_shared(self, name, key, now):
+        """Whether requests of other keys run at a place, or could, or are likely to come soon."""
+        place = self.places[name]
+        if any(ticket.key != key for ticket in place.running) or place.serves_others(key, now):
             return True
         lanes = [lane for lane in self.lanes.values() if name in lane.places]
         return any(other != key for lane in lanes for _, other in lane.queues)

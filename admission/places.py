@@ -177,6 +177,10 @@ class Place:
         room = min(self.capacity, self.mirror.most)
         return not taken or taken + self.mirror.cold(ticket.need) + ticket.need.answer <= room
 
+    def serves_others(self, key, now):
+        """Whether conversations of other keys are going on in its cache."""
+        return any(block.key != key for _, block in self.mirror.hot(now - HOT))
+
     def conversations(self, now):
         """How many are going on in its cache."""
         hot = dict(self.mirror.hot(now - HOT))
