@@ -70,7 +70,7 @@ def test_a_change_changes_its_block_and_all_after(text, data):
     with small_blocks():
         one, other = hashes_of([text]), hashes_of([changed])
     assert len(set(one)) == len(one) == len(other)
-    assert [before == after for before, after in zip(one, other)] == [block < at // SMALL for block in range(len(one))]
+    assert [before == after for before, after in zip(one, other, strict=True)] == [block < at // SMALL for block in range(len(one))]
 
 
 @given(MESSAGES, st.data())
