@@ -198,6 +198,13 @@ def test_a_large_image_is_not_looked_at():
     assert Tally(Meter(), [b'{"url":"data:image/png;base64,AAAA"}']).prompt() == IMAGE_TOKENS + 1
 
 
+def test_a_large_text_is_a_text_in_all_its_length():
+    """Also behind an image: tokens of white space are so long that even this would be a prompt."""
+    body = [b'{"image_url":{"url":"data:image/png;base64,AAAA', b"A" * 20_000, b'"}},"text":"' + b"a" * 20_000, b" " * (5 << 20), b'"}']
+    length, images, _ = measure(body)
+    assert images == 1 and length.size == sum(map(len, body)) - 20_000 - len(b'"url":"data:image/png;base64,AAAA')
+
+
 def test_a_text_that_tells_of_an_image_is_a_text():
     body = json.dumps({"content": json.dumps({"url": "data:image/png;AAAA"})}, separators=(",", ":")).encode()
     assert measure([body]) == (length_of(body), 0, ())
