@@ -58,7 +58,7 @@ def test_no_block_is_lost():
         cache = engine.cache
         others = sum(sequence.held - sequence.shared for sequence in engine.running)
         assert cache.free + len(cache.idle) + len(cache.users) + others == 1_000_000 // FOUR.block
-        assert len(engine.running) <= GOOD.sequences and 0 <= cache.free
+        assert len(engine.running) <= GOOD.sequences and cache.free >= 0
     assert engine.preemptions > 0
 
 
