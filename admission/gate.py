@@ -288,12 +288,13 @@ class Gate:
 
     # -- out
 
-    def leave(self, ticket, tokens, reached, now, usage=None):
+    def leave(self, ticket, tokens, reached, now, usage=None, answered=True):
         """The request is over: it ran or gave up waiting. Leaving twice does nothing.
 
         tokens   how many it used; None: `charge` will say it
         reached  whether it came to an engine; if not, it is not counted as a request
         usage    see `charge`
+        answered all that was asked for has come
         Returns the tickets to be told.
         """
         if ticket.state == "left":
@@ -301,9 +302,7 @@ class Gate:
         account = self.account(ticket.key)
         if ticket.state == "active":
             account.active -= 1
-            place = self.places[ticket.place]
-            place.end(ticket, now)
-            place.learn_of_whole(ticket, now)
+            self.places[ticket.place].end(ticket, answered, now)
             ticket.lane.freed.append(now)
         elif ticket.state == "waiting":
             self.unqueue(ticket)

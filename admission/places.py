@@ -94,16 +94,19 @@ class Place:
             self.reading[ticket] = True
         self.mirror.touch(ticket.key, ticket.need, now, self.mirror.hits(ticket.need))
 
-    def end(self, ticket, now):
+    def end(self, ticket, answered, now):
         """It does no more. What was read of its prompt by then is cached all the same."""
         del self.running[ticket]
-        if ticket.reading:
+        if answered and ticket.heavy and ticket.need.whole:
+            least = ticket.cold / max(now - ticket.granted_at, 0.01)
+            self.pace = max(least, (1 - LEARNT) * (self.pace or 0))
+        if ticket.reading and not answered:
             hits = self.mirror.hits(ticket.need)
             missing = len(ticket.need.hashes) - hits
             read = min(1, self.progress(ticket, now) or 0)
             self.stop_reading(ticket, now, hits + int(missing * read))
         else:
-            self.mirror.touch(ticket.key, ticket.need, now)
+            self.stop_reading(ticket, now)
 
     def give_up(self, ticket):
         """It has not begun here."""
@@ -126,12 +129,6 @@ class Place:
             self.rested = {key: until for key, until in self.rested.items() if until > now}
             self.rested[ticket.key] = now + REST * (now - ticket.granted_at)
         self.mirror.touch(ticket.key, ticket.need, now, count)
-
-    def learn_of_whole(self, ticket, now):
-        """The answer of a long prompt has come in one piece: it was read at that pace at least."""
-        if ticket.need.whole and ticket.heavy:
-            least = ticket.cold / max(now - ticket.granted_at, 0.01)
-            self.pace = max(least, (1 - LEARNT) * (self.pace or 0))
 
     def read_by(self, now):
         """Those whose prompt should have been read by now, where nobody sees it."""
