@@ -12,6 +12,7 @@ TURNOVER = 5  # times the reading of a prompt before another one may push a conv
 PATIENCE = 180  # seconds after which whoever waits longest goes first
 PACE = 1000  # tokens a second at which prompts are read, until that was seen
 LEARNT = 0.2  # of a pace that was seen
+FADING = 0.05  # of a pace, for each long prompt that nobody saw being read
 FRESH = 30  # seconds after which what runs is noted to be in use again
 
 
@@ -99,7 +100,7 @@ class Place:
         del self.running[ticket]
         if answered and ticket.heavy and ticket.need.whole:
             least = ticket.cold / max(now - ticket.granted_at, 0.01)
-            self.pace = max(least, (1 - LEARNT) * (self.pace or 0))
+            self.pace = max(least, (1 - FADING) * (self.pace or 0))
         if ticket.reading and not answered:
             hits = self.mirror.hits(ticket.need)
             missing = len(ticket.need.hashes) - hits
