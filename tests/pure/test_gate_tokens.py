@@ -110,12 +110,21 @@ def test_who_is_alone_need_not_rest():
     assert play.first(100, first) == [own]
 
 
+@pytest.mark.parametrize("at, rests", [(30, True), (30 + HOT, False)])
+def test_it_rests_too_while_conversations_of_others_are_going_on(at, rests):
+    """The next turn of one may come any moment."""
+    play = Play()
+    play.talk(0, "z", prompt("talk", 60))
+    first, own = play.enter(at, "a", prompt("x", 60)), play.enter(at + 1, "a", prompt("y", 60))
+    assert play.first(at + 100, first) == ([] if rests else [own])
+
+
 def test_a_prompt_that_was_left_counts_as_read_as_far_as_it_was():
     play = Play()
     play.talk(0, "z", prompt("pace", 60))           # 24,576 tokens a second
     left = play.enter(100, "a", prompt("x", 60))
     play.leave(105, left, answered=False)
-    again = play.enter(106, "a", prompt("x", 60))
+    again = play.enter(111, "a", prompt("x", 60))      # its key has rested
     assert again.state == "active" and again.cold == 30 * BLOCK / 4
 
 
