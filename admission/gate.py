@@ -334,8 +334,8 @@ class Gate:
         if self.heavy and ticket.charged:
             self.work(account, ticket, ticket.cost_of(usage))
         place = self.places.get(ticket.place)
-        if place and cached is not None:
-            place.mirror.correct(ticket, prompt, min(cached, prompt))
+        if place:
+            place.learn(ticket, prompt, cached)
 
     def work(self, account, ticket, cost):
         """A key is charged so much work for a request, in place of what it was."""

@@ -128,6 +128,17 @@ def test_a_prompt_that_was_left_counts_as_read_as_far_as_it_was():
     assert again.state == "active" and again.cold == 30 * BLOCK / 4
 
 
+@pytest.mark.parametrize(("cached", "pace"), [(None, 29491), (59 * BLOCK // 4, 24576), (0, 29491)])
+def test_a_pace_is_learned_from_what_was_not_cached(cached, pace):
+    """Of a prompt that was cached after all none is; one that seems quicker than before is believed with care."""
+    play = Play()
+    play.talk(0, "z", prompt("pace", 60))
+    ticket = play.enter(100, "a", prompt("x", 60))
+    play.first(101, ticket)
+    play.leave(102, ticket, cached)
+    assert int(play.place.pace) == pace
+
+
 def test_a_prompt_whose_first_token_nobody_sees_is_read_by_estimate():
     play = Play()
     play.talk(0, "z", prompt("pace", 60))
