@@ -127,7 +127,7 @@ class Call:
         """The Measure of a request: of a large one beforehand, in a thread, where its images are
         still to come. What an engine only counts, or embeds, is in no cache afterwards."""
         chain = None
-        if ask.body and ask.model.purpose == "chat":
+        if self.gateway.settings.heavy_prompt and ask.body and ask.model.purpose == "chat":
             chain = Chain(self.gateway.secret, ask.model.lane)
         parts = ask.body or ask.count
         parts = [b"data:" if isinstance(part, str) else part for part in parts]
