@@ -35,13 +35,14 @@ LOOKED_AT = 16  # tickets of a key that do so at once
 
 
 class Limits(NamedTuple):
-    """What a key may do; None is no limit."""
+    """What a key may do; None is no limit. `share` is the weight of its turns, None is 1."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     active: int | None = None
     tokens_per_day: int | None = None
     tokens_per_month: int | None = None
+    share: int | None = None
 
     @property
     def count_tokens(self):

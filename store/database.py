@@ -397,6 +397,14 @@ def engine_lists():
     yield "ALTER TABLE engine ADD COLUMN listed TEXT NOT NULL DEFAULT '[]'"
 
 
+def shares_and_people():
+    """Whose turn is how long, who is last in turn, and whose header names people."""
+    yield "ALTER TABLE key ADD COLUMN share INTEGER"
+    yield "ALTER TABLE key ADD COLUMN batch INTEGER"
+    yield "ALTER TABLE key ADD COLUMN trusts TEXT"
+    yield "ALTER TABLE key ADD COLUMN trusts_values INTEGER"
+
+
 MIGRATIONS = [
     first_keys,
     limits,
@@ -407,6 +415,7 @@ MIGRATIONS = [
     pruning,
     engine_states,
     engine_lists,
+    shares_and_people,
 ]
 
 
