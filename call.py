@@ -19,6 +19,7 @@ from errors import RETRY_AFTER, ClientGone, Overloaded, UpstreamError
 from faults import as_refusal
 from gateway import stuck, wake
 from loop import take_turn
+from people import account_of
 from store.ledger import Row
 from watch import ClientWatch
 
@@ -50,6 +51,7 @@ class Call:
     halted   its answer is not read for want of room
     tally    counting.Tally, from when it asks for a slot
     loads    its engine has to load the model first
+    person   who of the people behind the key asks, or ""
     charged  an Event: what it used is counted for the key's limits
     started  when it began, in epoch seconds; the other moments of its way are by the monotonic
              clock: begun, entered (the queue), granted (a slot), first (token), finished (the slot
@@ -68,6 +70,7 @@ class Call:
         self.open = True
         self.route = ""
         self.key = self.ask = self.usage = None
+        self.person = ""
         self.watch = self.ticket = self.answer = self.counting = None
         self.tally = self.pump = self.engine = self.conversation = None
         self.kept = 0
@@ -77,6 +80,11 @@ class Call:
         self.begun = monotonic()
         self.entered = self.granted = self.first = self.finished = None
         gateway.live.add(self)
+
+    @property
+    def account(self):
+        """Who it counts for, wherever turns, limits and memory are shared out."""
+        return self.key and account_of(self.key.id, self.person)
 
     # -- the client
 
@@ -112,7 +120,8 @@ class Call:
         if ask.images:
             self.await_charges()
             self.ticket = self.gateway.gate.prepare(*self.entry())
-            ask.fill_in(images.fetch_all(ask.images, self.gateway.settings, self.key.id, self.hold))
+            settings = self.gateway.settings
+            ask.fill_in(images.fetch_all(ask.images, settings, self.account, self.hold))
 
     def hold(self, size):
         """Count bytes that came beside the body.
@@ -159,9 +168,9 @@ class Call:
         home = None
         if ask.opening is not None:
             homes = self.gateway.homes
-            self.conversation = homes.name_of(self.key.id, ask.model.lane, ask.opening)
+            self.conversation = homes.name_of(self.account, ask.model.lane, ask.opening)
             home = homes.find(self.conversation)
-        return self.key.id, ask.model.lane, self.key.limits, self.gateway.now(), home
+        return self.account, ask.model.lane, self.key.limits, self.gateway.now(), home
 
     def await_charges(self):
         """Let the key's finished requests be charged, which takes a second at most: its limits
@@ -170,7 +179,7 @@ class Call:
             return
         until = monotonic() + pump.AFTERWORD
         for call in list(self.gateway.live):
-            if call.is_closing and call.key.id == self.key.id:
+            if call.is_closing and call.account == self.account:
                 call.charged.wait(max(0, until - monotonic()))
 
     def turn(self, seconds):
@@ -312,7 +321,7 @@ class Call:
         """Count bytes of an answer in memory. Where there is no room, the engine is not read on for
         a while, since slow readers make room. Raises Overloaded."""
         until = monotonic() + ROOM_WAIT
-        while not self.gateway.answers.fits(self.key.id, self.kept, size):
+        while not self.gateway.answers.fits(self.account, self.kept, size):
             self.halted = True
             if monotonic() > until or self.kept + size > self.gateway.answers.most:
                 raise Overloaded(
@@ -321,7 +330,7 @@ class Call:
                 )
             sleep(ROOM_LOOK)
         self.halted = False
-        self.gateway.answers.take(self.key.id, size)
+        self.gateway.answers.take(self.account, size)
         self.kept += size
 
     def hold_stream(self):
@@ -337,7 +346,7 @@ class Call:
     def keep_only(self, size):
         """No more than so many bytes of the answer are in memory any more."""
         if self.kept > size:
-            self.gateway.answers.release(self.key.id, self.kept - size)
+            self.gateway.answers.release(self.account, self.kept - size)
             self.kept = size
 
     # -- the end
@@ -417,7 +426,7 @@ class Call:
         """Give the slot, or the place in the queue, to others, and count what was used."""
         gate = self.gateway.gate
         if self.finished:
-            gate.charge(self.key.id, tokens, self.gateway.now())
+            wake(gate.charge(self.ticket, tokens, self.gateway.now()))
             return
         reached = self.answer is not None
         wake(gate.leave(self.ticket, tokens, reached, self.gateway.now()))
@@ -477,6 +486,7 @@ class Call:
             streamed=stream is not None,
             aborted=status == LEFT,
             truncated=bool(stream and error and self.first),
+            person=self.person,
             **tokens,
         )
 

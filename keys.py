@@ -80,7 +80,7 @@ class KeyRow(peewee.Model):
 
     @property
     def limits(self):
-        return Limits(*(getattr(self, name) for name in Limits._fields[:-1]))
+        return Limits(*(getattr(self, name) for name in Limits._fields))
 
 
 # ---- keys for the gateway
@@ -656,7 +656,10 @@ def usage(name, since, days, by, as_json, as_csv, plot):
     if as_csv and not plot:
         return click.echo(report.as_csv(totals, by), nl=False)
     if not totals:
-        return click.echo("no requests yet", err=True)
+        hint = ""
+        if by == "person":
+            hint = " of people behind a key, see `keys limit --help`: --trusts"
+        return click.echo(f"no requests{hint} yet", err=True)
     if plot:
         return click.echo(report.plot(totals), nl=False)
     for line in report.table(totals):
