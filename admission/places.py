@@ -12,6 +12,7 @@ TURNOVER = 5  # times the reading of a prompt before another one may push a conv
 PATIENCE = 180  # seconds after which whoever waits longest goes first
 PACE = 1000  # tokens a second at which prompts are read, until that was seen
 LEARNT = 0.2  # of a pace that was seen
+FADING = 0.05  # of a pace, for each long prompt that nobody saw being read
 FRESH = 30  # seconds after which what runs is noted to be in use again
 
 
@@ -94,16 +95,19 @@ class Place:
             self.reading[ticket] = True
         self.mirror.touch(ticket.key, ticket.need, now, self.mirror.hits(ticket.need))
 
-    def end(self, ticket, now):
+    def end(self, ticket, answered, now):
         """It does no more. What was read of its prompt by then is cached all the same."""
         del self.running[ticket]
-        if ticket.reading:
+        if answered and ticket.heavy and ticket.need.whole:
+            least = ticket.cold / max(now - ticket.granted_at, 0.01)
+            self.pace = max(least, (1 - FADING) * (self.pace or 0))
+        if ticket.reading and not answered:
             hits = self.mirror.hits(ticket.need)
             missing = len(ticket.need.hashes) - hits
             read = min(1, self.progress(ticket, now) or 0)
             self.stop_reading(ticket, now, hits + int(missing * read))
         else:
-            self.mirror.touch(ticket.key, ticket.need, now)
+            self.stop_reading(ticket, now)
 
     def give_up(self, ticket):
         """It has not begun here."""
@@ -126,12 +130,6 @@ class Place:
             self.rested = {key: until for key, until in self.rested.items() if until > now}
             self.rested[ticket.key] = now + REST * (now - ticket.granted_at)
         self.mirror.touch(ticket.key, ticket.need, now, count)
-
-    def learn_of_whole(self, ticket, now):
-        """The answer of a long prompt has come in one piece: it was read at that pace at least."""
-        if ticket.need.whole and ticket.heavy:
-            least = ticket.cold / max(now - ticket.granted_at, 0.01)
-            self.pace = max(least, (1 - LEARNT) * (self.pace or 0))
 
     def read_by(self, now):
         """Those whose prompt should have been read by now, where nobody sees it."""
@@ -176,6 +174,10 @@ class Place:
         taken = sum(block.tokens for block in hot) + sum(other.cold for other in self.reading)
         room = min(self.capacity, self.mirror.most)
         return not taken or taken + self.mirror.cold(ticket.need) + ticket.need.answer <= room
+
+    def serves_others(self, key, now):
+        """Whether conversations of other keys are going on in its cache."""
+        return any(block.key != key for _, block in self.mirror.hot(now - HOT))
 
     def conversations(self, now):
         """How many are going on in its cache."""

@@ -144,7 +144,7 @@ ARROWS = {
     "keys": {"store", "admission", "reasoning", "log"},
     "faults": {"store"},
     "gateway": {"engines", "store", "people"},
-    "call": {"faults", "gateway", "pump", "watch", "engines", "store", "counting", "loop", "people"},
+    "call": {"admission", "faults", "gateway", "pump", "watch", "engines", "store", "counting", "loop", "people"},
     "answering": {"call", "faults", "pump", "engines", "loop", "steps"},
     "dialects": {"stream", "mending", "values", "steps", "reasoning", "engines.kinds"},
     "pages": {"reasoning", "front.routes"},
