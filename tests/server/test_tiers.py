@@ -3,6 +3,7 @@
 The SDKs' types of these answers: tests/clients/test_oracle_tiers.py."""
 
 import json
+import threading
 
 import pytest
 
@@ -10,7 +11,9 @@ import support.chat
 from support.engine import (
     DONE,
     MODELS,
+    Head,
     Json,
+    Wait,
     chat_chunks,
     completion,
     embeddings,
@@ -19,6 +22,7 @@ from support.engine import (
     text_completion,
 )
 from support.gateway import WITH_VECTORS
+from support.rows import rows
 
 CHAT, TEXT, MESSAGES, RESPONSES = support.chat.ROUTES
 VECTORS = "/v1/embeddings"
@@ -124,3 +128,23 @@ def test_the_engine_s_own_queue(gateway, engine, like, scheduling, sent):
             body = engine.requests[-1].json()
             assert body.get("priority") == (sent if tier else None), (path, streams)
             assert body["model"] == MODELS[0]["id"]
+
+
+# ---- our own
+
+@pytest.mark.parametrize("heavy", [8000, 0])
+def test_it_is_last_in_turn(gateway, engine, heavy):
+    """Whoever asked first, and whichever key it is of."""
+    front = gateway(max_active=1, keepalive=0.1, heavy_prompt=heavy)
+    other = front.add_key("other")
+    go = threading.Event()
+    engine.always(lambda request: [Head(), Wait(go), *chat_chunks("Hi")])
+    answers = []
+    for key, tier, name in ((None, None, "runs"), (None, "flex", "last"), (None, None, "second"), (other, None, "first")):
+        body = {**ROUTES[CHAT], "stream": True, "service_tier": tier}
+        answers.append(front.client(key).post(CHAT, body, {"x-request-id": name}))
+        next(answers[-1].events())
+    go.set()
+    for answer in answers:
+        answer.read_all()
+    assert [row["id"] for row in rows(front.db, "route LIKE 'POST%'")] == ["runs", "first", "second", "last"]
