@@ -81,11 +81,11 @@ class Mirror:
                 return
             yield each, block
 
-    def correct(self, ticket, prompt, cached):
-        """Learn from what an answer says was cached of its prompt."""
+    def correct(self, ticket, prompt, cold):
+        """Learn from how much of a prompt was not cached."""
         if not ticket.need.hashes:
             return
-        wrong = ticket.cold - (prompt - cached)
+        wrong = ticket.cold - cold
         if abs(wrong) > max(2 * tokens_a_block(ticket.need), prompt / 4):
             self.most *= 1 + STEP if wrong > 0 else 1 - STEP
             self.most = min(self.most, 2 * (self.told or UNKNOWN))
