@@ -128,7 +128,8 @@ class Account:
         self.check_budgets(wall, self.reserved)
 
     def check_budgets(self, wall, reserved=0):
-        """Raises QuotaExceeded where a budget is used up, with so many tokens that are put by."""
+        """Raises QuotaExceeded where a budget is used up; LimitExceeded where it only is with so
+        many tokens that are put by, for then it pays to try again."""
         limits = self.limits
         for limit, budget in (
             (limits.tokens_per_day, self.day),
@@ -209,7 +210,7 @@ class Budget:
         self.count = max(self.used(now), tokens)
 
     def check(self, limit, reserved, now):
-        """Raises QuotaExceeded where it is used up, with so many tokens that are put by."""
+        """See Account.check_budgets."""
         used = self.used(now)
         if used >= limit:
             when = datetime.fromtimestamp(self.end, UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -219,7 +220,7 @@ class Budget:
                 retry_after=max(1, ceil(self.end - now)),
             )
         if used + reserved >= limit:
-            raise QuotaExceeded(
+            raise LimitExceeded(
                 put_by(limit, f"tokens {self.name}", used, reserved), retry_after=SOON
             )
 

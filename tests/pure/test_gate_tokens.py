@@ -393,7 +393,7 @@ def test_many_at_once_cannot_spend_a_budget_many_times(limit):
     play.limits["a"] = Limits(**{limit: 10_000})
     let_in = 0
     for _ in range(20):
-        with suppress(QuotaExceeded):
+        with suppress(LimitExceeded):
             play.enter(0, "a", Need(3000, 1000))
             let_in += 1
     assert let_in == 3 and play.gate.account("a").reserved == 12_000
