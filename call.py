@@ -124,22 +124,21 @@ class Call:
             self.body.add(size)
 
     def measure(self, ask):
-        """Measure a request: a large one beforehand, in a thread, where its images are still to
-        come. What an engine only counts, or embeds, is in no cache afterwards."""
+        """The Measure of a request: of a large one beforehand, in a thread, where its images are
+        still to come. What an engine only counts, or embeds, is in no cache afterwards."""
         chain = None
         if ask.body and ask.model.purpose == "chat":
             chain = Chain(self.gateway.secret, ask.model.lane)
         parts = ask.body or ask.count
         parts = [b"data:" if isinstance(part, str) else part for part in parts]
-        ask.measured = measure(parts, chain)
+        return measure(parts, chain)
 
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
         self.entered = monotonic()
-        if not ask.measured:
-            self.measure(ask)
+        measured = ask.measured or self.measure(ask)
         meter = self.gateway.fleet.meter(ask.model)
-        self.tally = Tally(meter, ask.body, ask.model.context, ask.most, ask.measured)
+        self.tally = Tally(meter, ask.body, ask.model.context, ask.most, measured)
         if not self.ticket:
             self.await_charges()
         if ask.count:  # while the request waits, and while its prompt is read

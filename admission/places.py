@@ -98,9 +98,8 @@ class Place:
     def end(self, ticket, answered, now):
         """It does no more. What was read of its prompt by then is cached all the same."""
         del self.running[ticket]
-        if answered and ticket.heavy and ticket.need.whole:
-            least = ticket.cold / max(now - ticket.granted_at, 0.01)
-            self.pace = max(least, (1 - FADING) * (self.pace or 0))
+        if answered and ticket.need.whole:
+            ticket.read_in = now - ticket.granted_at
         if ticket.reading and not answered:
             hits = self.mirror.hits(ticket.need)
             missing = len(ticket.need.hashes) - hits
@@ -117,10 +116,31 @@ class Place:
 
     def has_read(self, ticket, now):
         """Its prompt has been read."""
-        if ticket.reading and not ticket.need.whole:
-            seen = ticket.cold / max(now - ticket.granted_at, 0.01)
-            self.pace = seen if self.pace is None else self.pace + LEARNT * (seen - self.pace)
+        if not ticket.need.whole:
+            ticket.read_in = now - ticket.granted_at
         self.stop_reading(ticket, now)
+
+    def learn(self, ticket, prompt, cached):
+        """Learn from an answer, whose engine says how long its prompt was, and how much of that was
+        cached; None: not that."""
+        cold = ticket.cold
+        if cached is not None:
+            cold = max(0, prompt - cached)
+            self.mirror.correct(ticket, prompt, cold)
+        if ticket.heavy and ticket.read_in and 2 * cold >= ticket.cold:
+            self.note_pace(cold / ticket.read_in, ticket.need.whole)
+
+    def note_pace(self, seen, at_least):
+        """`at_least`: it was that pace or a higher one. One that is higher than before is believed
+        with care: more may have been cached than anybody knew."""
+        if at_least:
+            self.pace = max(seen, (1 - FADING) * (self.pace or 0))
+        elif self.pace is None:
+            self.pace = seen
+        elif seen > self.pace:
+            self.pace += LEARNT * (min(seen, 2 * self.pace) - self.pace)
+        else:
+            self.pace += (seen - self.pace) / 2
 
     def stop_reading(self, ticket, now, count=None):
         """Nobody waits for it any more but, if it was a long one, its own key's next one."""

@@ -111,7 +111,7 @@ def attempt(call, dialect, fleet):
     with without_collections():
         try:
             ask = made(call, dialect, fleet)
-            call.measure(ask)
+            ask.measured = call.measure(ask)
             return ask
         except Refusal as refusal:
             drop_frames(refusal)  # which hold what was read
