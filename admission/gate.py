@@ -83,6 +83,14 @@ class Gate:
         self.account(key).day.raise_to(day, wall)
         self.account(key).month.raise_to(month, wall)
 
+    def forget(self, key):
+        """Forget what a key has used. Returns whether that is so: not while it has requests."""
+        account = self.accounts.get(key)
+        if account and (account.is_here or account.preparing or account.reserved):
+            return False
+        self.accounts.pop(key, None)
+        return True
+
     def weigh(self, heavy, at_once):
         """Take such prompts for heavy ones from now on."""
         if bool(heavy) != bool(self.heavy):  # turns are counted in something else

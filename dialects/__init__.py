@@ -58,6 +58,7 @@ class Ask:
              what stands in for the figures that a plain answer's engine does not give, in the same
              names; a stream has its own
     opening  what tells its conversation from others, over all of its turns; None: nobody asks
+    tier     the service tier that it has, "flex" or "default"; None: nobody has asked for one
     """
 
     path: str | None
@@ -76,6 +77,12 @@ class Ask:
     each: tuple | None = None
     own_figures: dict = field(default_factory=dict)
     opening: bytes | None = None
+    tier: str | None = None
+
+    @property
+    def batch(self):
+        """Whether it is last in turn."""
+        return self.tier == "flex"
 
     @property
     def images(self):
