@@ -1,0 +1,241 @@
+"""The Gate before real vLLM on the CPU, beside the one that counts requests (`heavy_prompt = 0`): `./run.sh test --vllm`.
+
+Each scene is played twice before one engine, and prints a line for each. What long prompts do to others depends on the
+engine's flags: with a threshold of a quarter of the budget it takes four of them to fill a step, with half of it two.
+The moments of the requests are left in trace.json, of which bench/gate/picture.py makes docs/queue.svg.
+"""
+import json
+import random
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from statistics import median
+
+import pytest
+
+from support.chat import PATH
+from support.client import Client, Truncated
+from support.gateway import Gateway, add_key
+from support.observe import idle
+from support.processes import wait_until
+from support.real_engines import serve_vllm
+from support.rows import rows
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(360)]
+BUDGET, CACHE = 512, 98_304                         # tokens: of a step; of the whole cache, which takes 1 KB for each
+HEAVY = {"today": 0, "new": 8000}                   # heavy_prompt
+PEOPLE = [f"agent-{n}" for n in range(10)]
+CONVERSATION = 15_000                               # tokens; those of all ten are 1.5 times the cache
+WORDS = ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]      # one token of the tiny model's each
+GO_ON = {"role": "assistant", "content": "Go on."}
+
+
+def engine_with(threshold):
+    """A fixture: the URL of a vLLM that takes so many tokens of one prompt in a step."""
+    @pytest.fixture(scope="module")
+    def engine(request, tmp_path_factory):
+        yield from serve_vllm(
+            request.config, tmp_path_factory, "--enable-prefix-caching", "--max-num-batched-tokens", BUDGET,
+            "--long-prefill-token-threshold", threshold, MAX_NUM_SEQS="8", KV_CACHE_BYTES=str(CACHE * 1024))
+    return engine
+
+
+quarter, half = engine_with(BUDGET // 4), engine_with(BUDGET // 2)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    """(a database file, {name: key})"""
+    db = tmp_path_factory.mktemp("keys") / "sparks.db"
+    return db, {name: add_key(name, db) for name in PEOPLE}
+
+
+@contextmanager
+def before(engine, gate, folder, keys):
+    """A gateway with that gate, which has learned how many bytes a token has; nothing is left of what it was asked."""
+    place = folder / gate
+    place.mkdir()
+    gateway = Gateway(place, engine, (keys[0], keys[1][PEOPLE[0]]), poll=2, keepalive=1, max_active=8, heavy_prompt=HEAVY[gate])
+    gateway.people = keys[1]
+    try:
+        gateway.wait_alive().wait_ready()
+        for n in range(3):
+            Turn(gateway, PEOPLE[0], [user(text(f"{gate} {n}", 3000))]).seconds()
+        yield gateway
+        idle(gateway, 10)
+        wait_until(lambda: not running(engine), 10, what="an engine with nothing to do")
+        assert not gateway.stop()
+        gateway.check_log()
+    finally:
+        gateway.kill()
+
+
+def running(engine):
+    return figure(engine, "num_requests_running") + figure(engine, "num_requests_waiting")
+
+
+def figure(engine, name):
+    lines = Client(engine).get("/metrics").read_all().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}{{"))
+
+
+# ---- what people do
+
+def text(seed, tokens):
+    """A text of so many tokens, of about four bytes each as in a real model. Those of two seeds begin differently."""
+    pick = random.Random(seed).choice
+    return "".join(pick(WORDS) + pick("abcdefgh") + pick("klmnopqr") for _ in range(tokens // 3))
+
+
+def user(said):
+    return {"role": "user", "content": said}
+
+
+class Turn(threading.Thread):
+    """A streamed request, and its moments: `sent`, `first` (its first token) and `over`, or None where it has not got so far."""
+
+    def __init__(self, gateway, who, messages, kind="turn", max_tokens=4):
+        super().__init__(daemon=True)
+        self.who, self.kind, self.status = who, kind, None
+        self.sent, self.first, self.over = time.monotonic(), None, None
+        self.id, self.comments, self.said = f"{who}-{self.sent:.6f}", [], ""
+        self.connection = gateway.client(gateway.people[who], timeout=300).open()
+        self.connection.start("POST", PATH, {"model": "glm-tiny", "messages": messages, "stream": True, "max_tokens": max_tokens},
+                              {"x-request-id": self.id})
+        self.start()
+
+    def run(self):
+        with self.connection:
+            try:
+                self.read(self.connection.answer())
+            except (OSError, Truncated) as error:
+                self.status = self.status or error
+
+    def read(self, answer):
+        self.status = answer.status
+        for event in answer.events():
+            if event.comment is not None:
+                self.comments.append(event.comment)
+            elif event.data == "[DONE]":
+                self.over = event.at
+            elif event.data:
+                self.hear(event)
+
+    def hear(self, event):
+        for choice in event.json().get("choices", ()):
+            said = choice["delta"].get("reasoning") or choice["delta"].get("content") or ""
+            if said and self.first is None:
+                self.first = event.at
+            self.said += said
+
+    def seconds(self):
+        """To its first token; it must have been answered."""
+        self.join(300)
+        assert self.status == 200 and self.over, (self.who, self.status)
+        return self.first - self.sent
+
+    def give_up(self):
+        self.connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+class Agent(threading.Thread):
+    """Somebody whose conversation goes on, turn after turn, until `enough`."""
+
+    def __init__(self, gateway, who, enough):
+        super().__init__(daemon=True)
+        self.gateway, self.who, self.enough, self.turns = gateway, who, enough, []
+        self.messages = [user(text(f"{gateway.pid} {who}", CONVERSATION))]
+        self.start()
+
+    def run(self):
+        while not self.enough.is_set():
+            self.turns.append(turn := Turn(self.gateway, self.who, self.messages, max_tokens=8))
+            turn.join()
+            if turn.over:
+                self.messages += [{"role": "assistant", "content": turn.said}, user(f"What about {len(self.turns)}?")]
+            self.enough.wait(1)
+
+    def stop(self):
+        self.enough.set()
+        if self.turns[-1].is_alive():
+            self.turns[-1].give_up()
+        self.join(20)
+        return [turn for turn in self.turns if turn.over]
+
+
+def trace(gateway, turns, began):
+    """The turns' moments as a picture wants them: seconds since `began`."""
+    waits = {row["id"]: row["queued_ms"] for row in rows(gateway.db)}
+    found = []
+    for turn in turns:
+        moments = {"sent": turn.sent, "in": None, "first": turn.first, "over": turn.over}
+        if waits.get(turn.id) is not None and turn.first:
+            moments["in"] = turn.sent + waits[turn.id] / 1000
+        found.append({"who": turn.who, "kind": turn.kind} | {
+            name: None if at is None else round(at - began, 3) for name, at in moments.items()})
+    return found
+
+
+# ---- a warm conversation beside cold prompts
+
+def beside_cold_prompts(gateway, count):
+    """(seconds to a first token alone, the same beside so many cold prompts of two other people, a trace)"""
+    conversation = user(text(f"{gateway.pid} conversation", 16_000))
+
+    def poll(n):
+        return Turn(gateway, PEOPLE[0], [conversation, GO_ON, user(text(f"{gateway.pid} result {n}", 500))], "poll")
+
+    poll(0).seconds()
+    alone = [poll(n).seconds() for n in range(1, 9)]
+    began = time.monotonic()
+    cold = [Turn(gateway, PEOPLE[1 + n % 2], [user(text(f"{gateway.pid} cold {n}", 18_000))], "cold") for n in range(count)]
+    polls = []
+    while any(turn.is_alive() for turn in cold):
+        time.sleep(0.5)
+        polls.append(poll(10 + len(polls)))
+        polls[-1].seconds()
+    for turn in cold:
+        turn.seconds()
+    print(f"  cold prompts had their first token after {', '.join(f'{turn.seconds():.1f}' for turn in cold)} s",
+          f"and heard {sorted({comment for turn in cold for comment in turn.comments})}")
+    return alone, [turn.seconds() for turn in polls], trace(gateway, [*cold, *polls], began)
+
+
+@pytest.mark.parametrize("flags, count", [("quarter", 4), ("half", 2)])
+def test_a_warm_conversation_beside_cold_prompts(request, flags, count, keys, tmp_path):
+    engine, slowest, traces = request.getfixturevalue(flags), {}, {}
+    for gate in HEAVY:
+        with before(engine, gate, tmp_path, keys) as gateway:
+            alone, beside, traces[gate] = beside_cold_prompts(gateway, count)
+        slowest[gate] = max(beside) / median(alone)
+        print(f"{flags}, {gate}: {len(beside)} polls beside {count} cold prompts {median(beside):.2f} s, at most {max(beside):.2f};"
+              f" alone {median(alone):.2f}: {slowest[gate]:.1f} times")
+    (tmp_path / "trace.json").write_text(json.dumps(traces))
+    print(f"  {tmp_path / 'trace.json'}")
+    assert slowest["new"] <= 4 < slowest["today"]
+
+
+# ---- more conversations than the cache holds
+
+def agents_at_work(engine, gateway, seconds):
+    """(the share of prompts that the cache had, how many turns, of how many agents)"""
+    names = ("prefix_cache_hits_total", "prefix_cache_queries_total")
+    earlier = [figure(engine, name) for name in names]
+    enough = threading.Event()
+    agents = [Agent(gateway, who, enough) for who in PEOPLE]
+    time.sleep(seconds)
+    done = [agent.stop() for agent in agents]
+    hits, queries = (figure(engine, name) - before for name, before in zip(names, earlier, strict=True))
+    first = [turn.seconds() for turns in done for turn in turns[1:]]
+    print(f"  later turns' first token: median {median(first or [0]):.2f} s, at most {max(first or [0]):.2f}")
+    return hits / queries, sum(map(len, done)), sum(map(bool, done))
+
+
+def test_more_conversations_than_the_cache_holds(quarter, keys, tmp_path):
+    shares = {}
+    for gate in HEAVY:
+        with before(quarter, gate, tmp_path, keys) as gateway:
+            shares[gate], turns, agents = agents_at_work(quarter, gateway, 60)
+        print(f"{gate}: {shares[gate]:.2f} of the prompts were cached, {turns} turns of {agents} agents")
+    assert shares["new"] >= 0.8 > shares["today"]
