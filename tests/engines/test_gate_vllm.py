@@ -2,7 +2,7 @@
 
 Each scene is played twice before one engine, and prints a line for each. What long prompts do to others depends on the
 engine's flags: with a threshold of a quarter of the budget it takes four of them to fill a step, with half of it two.
-The moments of the requests are left in trace.json, of which bench/gate/picture.py makes docs/queue.svg.
+The moments of the first scene's requests are left in trace.json, of which bench/gate/picture.py makes docs/queue.svg.
 """
 import json
 import random
@@ -25,7 +25,9 @@ from support.rows import rows
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(360)]
 BUDGET, CACHE = 512, 98_304                         # tokens: of a step; of the whole cache, which takes 1 KB for each
 HEAVY = {"today": 0, "new": 8000}                   # heavy_prompt
-PEOPLE = [f"agent-{n}" for n in range(10)]
+TITLES = {"today": "Requests are counted: heavy_prompt = 0", "new": "Tokens are counted: heavy_prompt = 8000"}
+PEOPLE = "Ana Ben Cem Dora Ed Fay Gus Hal Ivy Jo".split()
+COLD = 18_000                                       # tokens
 CONVERSATION = 15_000                               # tokens; those of all ten are 1.5 times the cache
 WORDS = ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]      # one token of the tiny model's each
 GO_ON = {"role": "assistant", "content": "Go on."}
@@ -95,9 +97,9 @@ def user(said):
 class Turn(threading.Thread):
     """A streamed request, and its moments: `sent`, `first` (its first token) and `over`, or None where it has not got so far."""
 
-    def __init__(self, gateway, who, messages, kind="turn", max_tokens=4):
+    def __init__(self, gateway, who, messages, max_tokens=4):
         super().__init__(daemon=True)
-        self.who, self.kind, self.status = who, kind, None
+        self.who, self.status = who, None
         self.sent, self.first, self.over = time.monotonic(), None, None
         self.id, self.comments, self.said = f"{who}-{self.sent:.6f}", [], ""
         self.connection = gateway.client(gateway.people[who], timeout=300).open()
@@ -164,54 +166,53 @@ class Agent(threading.Thread):
         return [turn for turn in self.turns if turn.over]
 
 
-def trace(gateway, turns, began):
-    """The turns' moments as a picture wants them: seconds since `began`."""
-    waits = {row["id"]: row["queued_ms"] for row in rows(gateway.db)}
-    found = []
-    for turn in turns:
-        moments = {"sent": turn.sent, "in": None, "first": turn.first, "over": turn.over}
-        if waits.get(turn.id) is not None and turn.first:
-            moments["in"] = turn.sent + waits[turn.id] / 1000
-        found.append({"who": turn.who, "kind": turn.kind} | {
-            name: None if at is None else round(at - began, 3) for name, at in moments.items()})
-    return found
-
-
 # ---- a warm conversation beside cold prompts
 
 def beside_cold_prompts(gateway, count):
-    """(seconds to a first token alone, the same beside so many cold prompts of two other people, a trace)"""
+    """(seconds to a first token alone, the same beside so many cold prompts of two other people, a trace of these)"""
+    ana, *others = PEOPLE[:3]
     conversation = user(text(f"{gateway.pid} conversation", 16_000))
 
     def poll(n):
-        return Turn(gateway, PEOPLE[0], [conversation, GO_ON, user(text(f"{gateway.pid} result {n}", 500))], "poll")
+        return Turn(gateway, ana, [conversation, GO_ON, user(text(f"{gateway.pid} result {n}", 500))])
 
     poll(0).seconds()
     alone = [poll(n).seconds() for n in range(1, 9)]
     began = time.monotonic()
-    cold = [Turn(gateway, PEOPLE[1 + n % 2], [user(text(f"{gateway.pid} cold {n}", 18_000))], "cold") for n in range(count)]
+    cold = [Turn(gateway, others[n % 2], [user(text(f"{gateway.pid} cold {n}", COLD) + " say @long")], max_tokens=60)
+            for n in range(count)]
     polls = []
     while any(turn.is_alive() for turn in cold):
         time.sleep(0.5)
         polls.append(poll(10 + len(polls)))
         polls[-1].seconds()
-    for turn in cold:
-        turn.seconds()
     print(f"  cold prompts had their first token after {', '.join(f'{turn.seconds():.1f}' for turn in cold)} s",
           f"and heard {sorted({comment for turn in cold for comment in turn.comments})}")
-    return alone, [turn.seconds() for turn in polls], trace(gateway, [*cold, *polls], began)
+    return alone, [turn.seconds() for turn in polls], trace(gateway, cold, polls, began)
+
+
+def trace(gateway, cold, polls, began):
+    """The requests' moments, as a picture wants them: seconds since `began`."""
+    waits = {row["id"]: row["queued_ms"] / 1000 for row in rows(gateway.db, "queued_ms IS NOT NULL")}
+    names = [f"{turn.who}'s cold prompt, {n}" for n, turn in enumerate(cold, 1)] + [f"{turn.who}'s warm turns" for turn in polls]
+    found = []
+    for name, turn in zip(names, [*cold, *polls], strict=True):
+        moments = {"sent": turn.sent, "in": turn.sent + waits[turn.id], "first": turn.first, "over": turn.over}
+        found.append({"name": name} | {moment: round(at - began, 3) for moment, at in moments.items()})
+    return found
 
 
 @pytest.mark.parametrize("flags, count", [("quarter", 4), ("half", 2)])
 def test_a_warm_conversation_beside_cold_prompts(request, flags, count, keys, tmp_path):
-    engine, slowest, traces = request.getfixturevalue(flags), {}, {}
-    for gate in HEAVY:
+    engine, slowest, scenes = request.getfixturevalue(flags), {}, []
+    for gate, title in TITLES.items():
         with before(engine, gate, tmp_path, keys) as gateway:
-            alone, beside, traces[gate] = beside_cold_prompts(gateway, count)
+            alone, beside, requests = beside_cold_prompts(gateway, count)
+        scenes.append({"title": title, "requests": requests})
         slowest[gate] = max(beside) / median(alone)
         print(f"{flags}, {gate}: {len(beside)} polls beside {count} cold prompts {median(beside):.2f} s, at most {max(beside):.2f};"
               f" alone {median(alone):.2f}: {slowest[gate]:.1f} times")
-    (tmp_path / "trace.json").write_text(json.dumps(traces))
+    (tmp_path / "trace.json").write_text(json.dumps(scenes))
     print(f"  {tmp_path / 'trace.json'}")
     assert slowest["new"] <= 4 < slowest["today"]
 
