@@ -12,7 +12,7 @@ from gevent import get_hub, getcurrent, sleep, spawn
 from gevent.event import Event
 
 import pump
-from counting import Tally, length_of_request
+from counting import Chain, Tally, measure
 from engines import images
 from engines.http1 import Off
 from errors import RETRY_AFTER, ClientGone, Overloaded, UpstreamError
@@ -48,7 +48,7 @@ class Call:
              its name among the gateway's `homes`, if the model has several engines
     kept     bytes of its answer on the account of the gateway's `answers`
     halted   its answer is not read for want of room
-    tally    counting.Tally, from when its engine gets it
+    tally    counting.Tally, from when it asks for a slot
     loads    its engine has to load the model first
     charged  an Event: what it used is counted for the key's limits
     started  when it began, in epoch seconds; the other moments of its way are by the monotonic
@@ -123,15 +123,22 @@ class Call:
             self.body.add(size)
 
     def measure(self, ask):
-        """Measure a large request beforehand, in a thread. Its images are still to come."""
+        """Measure a request: a large one beforehand, in a thread, where its images are still to
+        come. What an engine only counts, or embeds, is in no cache afterwards."""
+        chain = None
+        if ask.body and ask.model.purpose == "chat":
+            chain = Chain(self.gateway.secret, ask.model.lane)
         parts = ask.body or ask.count
-        ask.measured = length_of_request(
-            [b"data:" if isinstance(part, str) else part for part in parts]
-        )
+        parts = [b"data:" if isinstance(part, str) else part for part in parts]
+        ask.measured = measure(parts, chain)
 
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
         self.entered = monotonic()
+        if not ask.measured:
+            self.measure(ask)
+        meter = self.gateway.fleet.meter(ask.model)
+        self.tally = Tally(meter, ask.body, ask.model.context, ask.most, ask.measured)
         if not self.ticket:
             self.await_charges()
         if ask.count:  # while the request waits, and while its prompt is read
@@ -186,9 +193,6 @@ class Call:
         take_turn()  # many slots may come free at once
         ask = self.ask
         model = ask.model
-        if self.tally is None:  # what it knows holds for another engine too
-            meter = self.gateway.fleet.meter(model)
-            self.tally = Tally(meter, ask.body, model.context, ask.most, ask.measured)
         self.engine = self.gateway.fleet.at(self.ticket.place)
         self.loads = model.engine_id in self.engine.resting
         self.engine.pulse.owe(self, monotonic())  # should it get stuck before it has it all
@@ -226,7 +230,7 @@ class Call:
         self.answer = self.engine = None
         self.keep_only(0)
         self.ticket.granted.clear()
-        wake(self.gateway.gate.put_back(self.ticket))
+        wake(self.gateway.gate.put_back(self.ticket, self.gateway.now()))
 
     def death(self, error):
         """The Off of an engine that has ended, and with it all that it had begun, before anything

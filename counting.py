@@ -5,6 +5,7 @@ What the estimates go by is learned, for each model, from answers whose engine d
 """
 
 from collections import deque
+from hashlib import blake2b
 from math import log
 from typing import NamedTuple
 
@@ -20,9 +21,10 @@ MIX = 20  # of a Length: 1/20 of it makes a text as different as one that is 2.7
 MOST_TOKENS = 1 << 40  # of one request; more is no figure, and would break the ledger's sums
 MOST_LEARNED = 1 << 24  # where a model has not said how long its context is
 IMAGE = b'"url":"data:'  # in a request to an engine; inside of a text its quotes would be escaped
-LOOKED_AT = 4 << 20  # bytes of a part of a body: a longer one is an image, or too long anyway
 BATCH = 1 << 20  # bytes that are looked at in one go, about
-HEAD = 64  # bytes of such a part that say which
+HEAD = 64  # bytes in which an image's end is sought, of a part that begins inside of it
+BLOCK = 1 << 14  # bytes of a text for each of its hashes
+HASH = 8  # bytes of one
 SAMPLE = 1 << 14  # bytes of a text that stand for all of it
 DIGITS = b"0123456789"
 LONG = 1 << 20  # characters of an answer from which its bytes are estimated
@@ -37,6 +39,19 @@ class Length(NamedTuple):
 
     size: int
     mix: float = 0.0
+
+
+class Measure(NamedTuple):
+    """What is known of a request before any engine has it.
+
+    length   the Length of its text: all but its images
+    images   how many these are
+    hashes   a Chain's, if there was one
+    """
+
+    length: Length
+    images: int
+    hashes: tuple = ()
 
 
 class Yardstick:
@@ -107,8 +122,8 @@ class Tally:
     """How many tokens one request uses.
 
     meter     its model's Meter
-    length, images
-              see `length_of_request`
+    length, images, hashes
+              see Measure
     context   how many tokens the model can take, or None
     most      how many the client wants, or None
     counted   its prompt's length where the engine was asked for it, or None
@@ -118,10 +133,10 @@ class Tally:
     def __init__(self, meter, parts, context=None, most=None, measured=None):
         """
         parts     the request as its engine gets it, a list of bytes
-        measured  what `length_of_request` says of it, where that is known
+        measured  its Measure, where that is known
         """
         self.meter = meter
-        self.length, self.images = measured or length_of_request(parts)
+        self.length, self.images, self.hashes = measured or measure(parts)
         self.context = context
         self.most = most
         self.counted = None
@@ -214,6 +229,34 @@ class Tally:
         self.meter.times.learn(Length(milliseconds), tokens)
 
 
+class Chain:
+    """Hashes of the beginning of a text: one for each whole BLOCK, of all up to its end. Texts have
+    as many of them in common as they have blocks that are the same from the first one on.
+
+    key   bytes that nobody else knows, so that a hash tells nobody anything
+    name  whose text it is: the same text has other hashes under another name
+    """
+
+    def __init__(self, key, name):
+        """Nothing has come yet."""
+        self.key = key
+        self.name = name
+        self.state = None
+        self.rest = b""  # of a block
+        self.hashes = []
+
+    def feed(self, text):
+        """Some more of the text."""
+        text = self.rest + text
+        whole = len(text) - len(text) % BLOCK
+        if whole and not self.state:
+            self.state = blake2b(self.name.encode(), key=self.key, digest_size=HASH)
+        for at in range(0, whole, BLOCK):
+            self.state.update(text[at : at + BLOCK])
+            self.hashes.append(self.state.copy().digest())
+        self.rest = text[whole:]
+
+
 # ---- figures
 
 
@@ -249,63 +292,68 @@ def length_of(text):
     return Length(len(text), (digits - beyond / 4) / len(sample))
 
 
-def length_of_request(parts):
-    """(its Length without its images, how many these are) of a request to an engine, a list of
-    bytes or of what is like them."""
-    found = [length_of_text(text) for text in batches(parts)]
-    size = sum(length.size for length, _ in found)
-    mix = sum(length.size * length.mix for length, _ in found) / max(size, 1)
-    return Length(size, mix), sum(images for _, images in found)
+def measure(parts, chain=None):
+    """The Measure of a request to an engine, a list of bytes or of what is like them.
+
+    chain   a Chain for its text, or None
+    """
+    size = 0
+    mixed = 0.0
+    images = 0
+    for text, begun in batches(parts):
+        length = length_of(text)
+        size += length.size
+        mixed += length.size * length.mix
+        images += begun
+        if chain:
+            chain.feed(text)
+    hashes = tuple(chain.hashes) if chain else ()
+    return Measure(Length(size, mixed / max(size, 1)), images, hashes)
 
 
 def batches(parts):
-    """Parts of a request put together, so many at a time, none of them ending inside an image."""
-    batch = []
+    """(text, how many images began in it) of a request, so much at a time."""
+    texts = []
     size = 0
-    for part in shortened(parts):
-        batch.append(part)
-        size += len(part)
-        if size > BATCH and b'"' in bytes(part).rpartition(IMAGE)[2]:
-            yield b"".join(batch)
-            batch = []
+    images = 0
+    for text, begun in without_images(parts):
+        texts.append(text)
+        size += len(text)
+        images += begun
+        if size >= BATCH:
+            yield b"".join(texts), images
+            texts = []
             size = 0
-    yield b"".join(batch)
+            images = 0
+    yield b"".join(texts), images
 
 
-def length_of_text(text):
-    """The same of a part of the request (bytes)."""
-    kept = []
-    at = 0
-    begin = text.find(IMAGE)
-    while begin >= 0:
-        kept.append(text[at:begin])
-        at = text.find(b'"', begin + len(IMAGE))
-        if at < 0:
-            at = len(text)
-        begin = text.find(IMAGE, at)
-    kept.append(text[at:])
-    return length_of(b"".join(kept)), len(kept) - 1
-
-
-def shortened(parts):
-    """Parts of a request: of an image's own, and of what is too long, only the head."""
-    last = b""
-    inside = False  # an image, of which a long part holds nothing else
+def without_images(parts):
+    """The same piece by piece. What goes of an image is its address, and that name of a field."""
+    rest = b""  # what the next piece follows: IMAGE inside of one, else what may be its beginning
     for part in parts:
-        if len(part) <= SAMPLE:
-            inside = False
-        elif not inside:
-            inside = in_image(bytes(last[-SAMPLE:]) + part[:HEAD])
-        if inside or len(part) > LOOKED_AT:
-            part = part[:HEAD]
-        yield part
-        last = part
+        if rest == IMAGE and len(part) > SAMPLE and b'"' not in bytes(part[:HEAD]):
+            continue  # all of it is the image's, and not gone over
+        for at in range(0, len(part), BATCH):
+            steps.pause()
+            begun = -int(rest == IMAGE)
+            first, *images = (rest + bytes(part[at : at + BATCH])).split(IMAGE)
+            ends = [from_quote(image) for image in images]
+            text = b"".join([first, *ends])
+            if images and not ends[-1]:
+                rest = IMAGE
+            else:
+                rest = text[1 - len(IMAGE) :]
+                text = text[: 1 - len(IMAGE)]
+            yield text, begun + len(images)
+    if rest != IMAGE:
+        yield rest, 0
 
 
-def in_image(text):
-    """Whether the string that is open at the end of a text is an image."""
-    begin = text.rfind(IMAGE)
-    return begin >= 0 and text.find(b'"', begin + len(IMAGE)) < 0
+def from_quote(text):
+    """The part of a text that begins with the first quote in it."""
+    _, quote, after = text.partition(b'"')
+    return quote + after
 
 
 def events_in(stream):

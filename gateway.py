@@ -1,5 +1,6 @@
 """The Gateway: what all Calls share, and what is done with all of them at once."""
 
+import secrets
 from contextlib import suppress
 from time import monotonic, time
 
@@ -25,6 +26,7 @@ class Gateway:
     odd       a function that is told a word of stream.py for what is odd about an answer
     homes     engines.homes.Homes: where conversations ran last
     live      the calls that have not ended
+    secret    a key for what is kept of prompts, in memory alone: nobody can tell them by it
     """
 
     def __init__(self, settings, fleet, gate, ledger, bodies, answers, notes=(), odd=None):
@@ -39,6 +41,7 @@ class Gateway:
         self.odd = odd
         self.homes = Homes()
         self.live = set()
+        self.secret = secrets.token_bytes(32)
 
     def now(self):
         """The moment for the Gate, by a clock that nobody sets. Where the wall clock was set, the
@@ -53,7 +56,7 @@ class Gateway:
 
     def arrange(self):
         """Tell the gate where requests can run, and those that wait what that means for them."""
-        wake(self.gate.arrange(*self.fleet.arrangement()))
+        wake(self.gate.arrange(*self.fleet.arrangement(), steady_time()))
         if self.fleet.seen.is_set():  # an engine that has just come may serve them
             wake(self.gate.stranded())
 

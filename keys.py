@@ -75,7 +75,7 @@ class KeyRow(peewee.Model):
 
     @property
     def limits(self):
-        return Limits(*(getattr(self, name) for name in Limits._fields))
+        return Limits(*(getattr(self, name) for name in Limits._fields[:-1]))
 
 
 # ---- keys for the gateway

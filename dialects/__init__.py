@@ -52,7 +52,7 @@ class Ask:
     left_out history.Ignored: what was left out of the client's request; None: nothing can be
     oddities what is odd about a plain answer, words of stream.py; a stream has its own
     remarks  what the log says of it: never the client's words
-    measured counting.length_of_request of a large one, or None
+    measured counting.Measure: of a large one since it was read; None before it is needed
     each     see steps.read: what is done with each item of a large plain answer
     own_figures
              what stands in for the figures that a plain answer's engine does not give, in the same

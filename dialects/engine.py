@@ -9,7 +9,7 @@ from dialects import Ask, Earlier, sampling
 from dialects.read import too_deep
 from errors import InvalidRequest
 from mending.thinking import set_reasoning
-from steps import joined, keep, parts_of
+from steps import joined, keep, paced, parts_of
 from values import as_dict, dumps
 
 CHAT = "/v1/chat/completions"
@@ -25,6 +25,8 @@ MOST_WHOLE = 8000  # bytes of a text that is not cut, however a program escapes 
 USUALLY_LEFT = 300  # characters of one that is
 LOOKED_AT = 1 << 13  # characters of an image, a multiple of 8
 ALPHABET = re.compile(r"[A-Za-z0-9+/]+")  # of base64 (RFC 4648, 4)
+# Fields that stand first: an engine's prompt begins with them, and they stay while a chat goes on.
+BEGINNING = ("tools", "messages", "prompt")
 PURPOSES = {"chat": "a chat model", "embedding": "an embedding model"}
 
 
@@ -260,6 +262,7 @@ def written(payload, images=()):
     images   the parts of images in it, in their order, whose addresses are to stand as a str
              between the bytes; changed in place
     """
+    put_in_order(payload)
     try:
         parts = parts_of(keep(payload))
     except RecursionError:  # orjson reads deeper than it writes
@@ -280,3 +283,12 @@ def written(payload, images=()):
             piece = piece.removeprefix(after)
         body += [url, piece]
     return body
+
+
+def put_in_order(payload):
+    """Bring a payload's fields into the order in which they are written, in place. So the turns of
+    a conversation begin alike, whatever else changes in its client's requests."""
+    others = [name for name in payload if name not in BEGINNING]
+    for name in (*BEGINNING, *paced(others)):
+        if name in payload:
+            payload[name] = payload.pop(name)

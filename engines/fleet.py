@@ -9,7 +9,7 @@ from gevent import Timeout
 from gevent.event import Event
 
 from admission import Seats, unserved
-from counting import IMAGE_TOKENS, Meter, length_of_request
+from counting import IMAGE_TOKENS, Meter, measure
 from engines.engine import COUNT_TIMEOUT, Engine
 from engines.health import Trouble
 from engines.models import Catalogue, Model, names_of, unknown
@@ -310,8 +310,9 @@ class Fleet:
 
     def estimate(self, ask):
         """The same without asking the engine."""
-        length, _ = ask.measured or length_of_request(ask.count or ())
-        return self.meter(ask.model).prompts.estimate(length) + ask.unseen * IMAGE_TOKENS
+        measured = ask.measured or measure(ask.count or ())
+        prompts = self.meter(ask.model).prompts
+        return prompts.estimate(measured.length) + ask.unseen * IMAGE_TOKENS
 
     def meter(self, model):
         """The Meter of a Model, which outlives that object."""

@@ -22,6 +22,7 @@ class Found:
     context        tokens of a request with its answer, or None
     bytes_a_token  of a text in English, or None
     capacity       tokens that the engine's cache holds, or None
+    caches         whether it keeps what it has read, for a prompt that begins alike
     names_cached   whether its usage says how many tokens were cached; None: that is not known yet
     due            looks until it is asked again; None: it is known
     """
@@ -31,6 +32,7 @@ class Found:
     context: int | None = None
     bytes_a_token: float | None = None
     capacity: int | None = None
+    caches: bool = True
     names_cached: bool | None = None
     due: int | None = 0
     answers: int = 0

@@ -275,22 +275,25 @@ class Vllm(Kind):
         _, answer = ask("/tokenize", {"model": model_id, "prompt": SAMPLE})
         found = {"context": field_of(answer, "max_model_len", int)}
         found["bytes_a_token"] = bytes_a_token(field_of(answer, "count", int))
-        found["capacity"] = self.capacity(ask)
-        return known(found)
+        return known(found) | self.cache(ask)
 
-    def capacity(self, ask):
-        """The tokens of its cache, or None: of all its engines, if it has more than one."""
+    def cache(self, ask):
+        """The fields that say how much it caches: of all its engines, if it has more than one."""
+        caches = self.caches(ask)
+        sizes = [labels.get("kv_cache_size_tokens", "") for labels in caches]
+        found = known({"capacity": sum(int(size) for size in sizes if size.isdecimal())})
+        if caches and all(labels.get("enable_prefix_caching") == "False" for labels in caches):
+            found["caches"] = False
+        return found
+
+    def caches(self, ask):
+        """What it says of the cache of each of its engines: dicts of texts."""
         for path in (f"/metrics/?name%5B%5D={CACHE}", "/metrics"):  # some can't be asked for one
             _, answer = ask(path)
-            samples = [
-                dict(LABEL.findall(line))
-                for line in answer.decode().splitlines()
-                if line.startswith(CACHE + "{")
-            ]
-            if samples:
-                sizes = [labels.get("kv_cache_size_tokens") for labels in samples]
-                return sum(int(size) for size in sizes if size and size.isdecimal()) or None
-        return None
+            lines = answer.decode().splitlines()
+            if samples := [line for line in lines if line.startswith(CACHE + "{")]:
+                return [dict(LABEL.findall(line)) for line in samples]
+        return []
 
 
 class LlamaCpp(Kind):
@@ -333,16 +336,15 @@ class LlamaCpp(Kind):
         return in_answer(ask("/apply-template", question), "prompt", str)
 
     def facts(self, ask, model_id):
-        """Each slot has a part of the cache of its own."""
+        """Not how much it caches: it does not say whether its slots have a cache each or share one,
+        and what they drop it may keep in main memory."""
         _, answer = ask("/tokenize", {"model": model_id, "content": SAMPLE})
         tokens = field_of(answer, "tokens", list)
         found = {"bytes_a_token": bytes_a_token(len(tokens or ()))}
         _, answer = ask("/props")
         settings = field_of(answer, "default_generation_settings", dict) or {}
-        slots = field_of(answer, "total_slots", int)
-        context = settings.get("n_ctx")
-        if isinstance(context, int) and slots:
-            found |= {"context": context, "capacity": context * slots}
+        if isinstance(settings.get("n_ctx"), int):
+            found["context"] = settings["n_ctx"]
         return known(found)
 
 

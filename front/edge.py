@@ -57,7 +57,8 @@ def response_headers(call, environ):
     ]
     if call.key:
         gateway = call.gateway
-        headers += gateway.gate.standing(call.key.id, call.key.limits, gateway.now()).items()
+        account = gateway.gate.account(call.key.id)
+        headers += account.standing(call.key.limits, gateway.now()).items()
         if call.queued_ms is not None:
             headers.append(("x-sparks-queue-ms", str(call.queued_ms)))
     if call.body.breaks:

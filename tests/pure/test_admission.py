@@ -25,7 +25,7 @@ DAY = 86400
 def gate_of(slots, most_waiting):
     """A Gate of some models, each at a place of its own."""
     gate, models = Gate(most_waiting), ("m", "n", "other")
-    gate.arrange({model: (f"at {model}",) for model in models}, {f"at {model}": Seats(slots) for model in models})
+    gate.arrange({model: (f"at {model}",) for model in models}, {f"at {model}": Seats(slots) for model in models}, NOON)
     return gate
 
 
@@ -47,7 +47,7 @@ class Play:
 
     def arrange(self, **places):
         self.places = {**self.places, **places}
-        return self.said(self.gate.arrange({"m": tuple(self.places)}, self.places))
+        return self.said(self.gate.arrange({"m": tuple(self.places)}, self.places, self.now))
 
     def said(self, granted):
         return " ".join(f"{ticket.name}@{ticket.place}" if self.places else ticket.name for ticket in granted)
@@ -66,7 +66,7 @@ class Play:
                 return refusal.code
             ticket.name, self.tickets[name] = name, ticket
         elif sign == "~":
-            granted = self.gate.put_back(self.tickets[name])
+            granted = self.gate.put_back(self.tickets[name], self.now)
         else:
             granted = self.gate.leave(self.tickets[name], tokens, reached, self.now)
         return self.said(granted)
@@ -265,7 +265,7 @@ def test_a_full_queue_is_found_before_anything_is_counted():
     for _ in range(2):
         gate.enter("a", "m", limits, NOON)
     refusal(gate, limits, NOON)
-    assert gate.standing("a", limits, NOON)["x-ratelimit-remaining-requests"] == "7"
+    assert gate.account("a").standing(limits, NOON)["x-ratelimit-remaining-requests"] == "7"
 
 
 def test_a_request_that_reached_no_engine_is_given_back():
@@ -322,7 +322,7 @@ def test_periods_follow_the_wall_clock_and_windows_do_not(days):
     gate.leave(ticket, 40, True, NOON + 1)
     said = refusal(gate, limits, NOON + 1)
     assert said.code == "quota_exceeded" and said.retry_after == 12 * 3600 - 1
-    assert gate.standing("a", limits, NOON + 1)["x-ratelimit-remaining-tokens"] == "860"
+    assert gate.account("a").standing(limits, NOON + 1)["x-ratelimit-remaining-tokens"] == "860"
 
 
 def test_a_changed_limit_counts_at_once():
@@ -337,10 +337,10 @@ def test_windows_as_headers():
     gate, limits = gate_of(9, 9), Limits(requests_per_minute=5, tokens_per_minute=1000)
     ticket, _ = gate.enter("a", "m", limits, NOON)
     gate.leave(ticket, 250, True, NOON + 10)
-    assert gate.standing("a", limits, NOON + 20) == {
+    assert gate.account("a").standing(limits, NOON + 20) == {
         "x-ratelimit-limit-requests": "5", "x-ratelimit-remaining-requests": "4", "x-ratelimit-reset-requests": "40.000s",
         "x-ratelimit-limit-tokens": "1000", "x-ratelimit-remaining-tokens": "750", "x-ratelimit-reset-tokens": "50.000s"}
-    assert gate.standing("b", NONE, NOON) == {}
+    assert gate.account("b").standing(NONE, NOON) == {}
 
 
 # ---- several places
@@ -427,7 +427,7 @@ def test_what_comes_open_is_given_at_once_and_what_closes_is_not_given_again():
 def test_lanes_share_a_place_fairly():
     """Two models of one engine's slots: who has waited for longer comes first, whichever it asks for."""
     gate = Gate(9)
-    gate.arrange({"m": ("A",), "n": ("A", "B")}, two(1, 0))
+    gate.arrange({"m": ("A",), "n": ("A", "B")}, two(1, 0), NOON)
     first, _ = gate.enter("a", "m", NONE, NOON)
     again, granted = gate.enter("a", "m", NONE, NOON)
     other, more = gate.enter("b", "n", NONE, NOON)
@@ -437,7 +437,7 @@ def test_lanes_share_a_place_fairly():
 def test_a_keys_requests_for_several_models_of_an_engine_come_in_their_order():
     """An engine may list one model under two names, and each of them has a queue."""
     gate, order = Gate(9), []
-    gate.arrange({"m": ("A",), "n": ("A",)}, {"A": Seats(1)})
+    gate.arrange({"m": ("A",), "n": ("A",)}, {"A": Seats(1)}, NOON)
     tickets = [gate.enter("a", lane, NONE, NOON + n)[0] for n, lane in enumerate("mmnnm")]
     for n in range(5):
         order += gate.leave(tickets[n], 0, True, NOON)
@@ -540,7 +540,7 @@ def test_whatever_happens_with_several_places(steps, slots, capped):
     gate, tickets, now = Gate(99), [], NOON
     limits, seats = Limits(active=2 if capped else None), {name: Seats(n, n) for name, n in zip("ABC", slots, strict=True)}
     lanes = {"m": ("A", "B"), "n": ("B", "C")}
-    gate.arrange(lanes, seats)
+    gate.arrange(lanes, seats, now)
     for kind, key, number, lane, place in steps:
         now += 1
         active = [ticket for ticket in tickets if ticket.state == "active"]
@@ -550,10 +550,10 @@ def test_whatever_happens_with_several_places(steps, slots, capped):
         elif kind == "l" and tickets:
             gate.leave(tickets[number % len(tickets)], number, True, now)
         elif kind == "t" and active and active[number % len(active)].avoids is None:
-            gate.put_back(active[number % len(active)])
+            gate.put_back(active[number % len(active)], now)
         elif kind == "c" and place:
             seats[place] = Seats(1 + number % 3, 1 + number % 2, not seats[place].open)
-            gate.arrange(lanes, seats)
+            gate.arrange(lanes, seats, now)
         elif kind == "p":
             for ticket in gate.stranded():
                 gate.leave(ticket, 0, False, now)
@@ -577,16 +577,16 @@ def test_lanes_that_are_gone_leave_nothing():
     """An engine may list other models each time."""
     gate = Gate(9)
     for n in range(50):
-        gate.arrange({f"m{n}": (f"A{n}",)}, {f"A{n}": Seats(1)})
+        gate.arrange({f"m{n}": (f"A{n}",)}, {f"A{n}": Seats(1)}, NOON)
         first, _ = gate.enter("a", f"m{n}", NONE, NOON)
         waiting, _ = gate.enter("a", f"m{n}", NONE, NOON)
         prepared = gate.prepare("a", f"m{n}", NONE, NOON)
-        gate.arrange({}, {})
+        gate.arrange({}, {}, NOON)
         assert gate.stranded() == [waiting] and gate.leave(waiting, 0, False, NOON) == []
         with pytest.raises(ModelUnavailable):
             gate.line_up(prepared, NOON)
         assert gate.leave(prepared, 0, False, NOON) == gate.leave(first, 0, True, NOON) == []
-    gate.arrange({}, {})
+    gate.arrange({}, {}, NOON)
     assert (gate.lanes, gate.places, gate.active, gate.waiting) == ({}, {}, 0, 0)
 
 
@@ -596,7 +596,7 @@ def test_each_waiting_key_is_served_within_one_round(keys, slots):
     for key in keys:
         running += gate.enter(key, "m", NONE, NOON)[1]
     while running:
-        waiting = {key for lane in gate.lanes.values() for key in lane.queues}
+        waiting = {key for lane in gate.lanes.values() for _, key in lane.queues}
         round_ = []
         while running and len(round_) < len(waiting):
             granted = gate.leave(running.pop(0), 0, True, NOON)

@@ -16,7 +16,7 @@ from counting import (
     Yardstick,
     length_of,
     length_of_answer,
-    length_of_request,
+    measure,
     token_count,
 )
 from dialects.messages.events import MessageStream
@@ -176,9 +176,9 @@ IMAGE = b'{"type":"image_url","image_url":{"url":"data:image/png;base64,%b"}}'
 def test_images_are_no_text(data):
     whole = b'{"a":"words",' + IMAGE % data + b"," + IMAGE % data + b"}"
     without = whole.replace(b'"url":"data:image/png;base64,' + data, b"")
-    assert length_of_request([whole]) == (length_of(without), 2)
+    assert measure([whole]) == (length_of(without), 2, ())
     for cut in range(0, len(whole), max(1, len(whole) // 60)):              # a body may lie in pieces
-        assert length_of_request([whole[:cut], memoryview(whole)[cut:]]) == (length_of(without), 2)
+        assert measure([whole[:cut], memoryview(whole)[cut:]]) == (length_of(without), 2, ())
 
 
 @pytest.mark.parametrize("size", [20_000, 3_900_000, 5_000_000])
@@ -189,18 +189,18 @@ def test_images_in_parts_of_their_own_are_no_text(size, kept):
     first = b'{"a":"words","image_url":{"url":"' + data[:kept]
     rest = [data[at:at + (1 << 20)] for at in range(kept, len(data), 1 << 20)]
     body = [first, memoryview(data)[kept:], b'"},', long, b',"image_url":{"url":"' + data[:kept], *rest, b'"}']
-    assert length_of_request(body) == (length_of(b"".join(body).replace(b'"url":"' + data, b"")), 2)
+    assert measure(body) == (length_of(b"".join(body).replace(b'"url":"' + data, b"")), 2, ())
 
 
 def test_a_large_image_is_not_looked_at():
-    length, images = length_of_request([b'{"url":"', b"data:image/png;base64," + b"A" * (9 << 20), b'","text":"words"}'])
+    length, images, _ = measure([b'{"url":"', b"data:image/png;base64," + b"A" * (9 << 20), b'","text":"words"}'])
     assert images == 1 and length.size < 40
     assert Tally(Meter(), [b'{"url":"data:image/png;base64,AAAA"}']).prompt() == IMAGE_TOKENS + 1
 
 
 def test_a_text_that_tells_of_an_image_is_a_text():
     body = json.dumps({"content": json.dumps({"url": "data:image/png;AAAA"})}, separators=(",", ":")).encode()
-    assert length_of_request([body]) == (length_of(body), 0)
+    assert measure([body]) == (length_of(body), 0, ())
 
 
 def test_length_of_an_answer():

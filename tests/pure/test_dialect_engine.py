@@ -1,5 +1,6 @@
 """What becomes of every chat, whatever its API: the engine's own words in it."""
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -159,3 +160,40 @@ def test_only_a_model_with_several_engines_has_its_conversations_told_apart():
         assert (completions.read(b'{"prompt": "Once"}', fleet).opening is not None) == told
     prompts = ("x" * 1000, "x" * 5000, ["x" * 400, "y"], "y", [1, 2, 3], [[1, 2, 3], [4]], None)
     assert [opening_of_prompt(prompt) for prompt in prompts] == [b'"' + b"x" * 300 + b'"'] * 3 + [b'"y"', b"[1,2,3]", b"[1,2,3]", b'""']
+
+
+# ---- its order
+
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}}
+FUNCTION = {"type": "function", "name": "f", "parameters": PARAMETERS}
+CONVERSATIONS = {                                                               # what a turn adds to; where; its tools
+    "chat": (chat, "messages", {"tools": [FUNCTION]}),
+    "messages": (messages, "messages", {"max_tokens": 9, "tools": [{"name": "f", "input_schema": PARAMETERS}], "system": "S"}),
+    "responses": (RESPONSES, "input", {"tools": [FUNCTION], "instructions": "S"}),
+}
+
+
+def body_of(dialect, first, second):
+    """The engine's body of a client's, whose fields stand in that order."""
+    return b"".join(dialect.read(json.dumps({**first, **second}).encode(), Fleet(OTHER)).body)
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_the_turns_of_a_conversation_begin_alike(name):
+    """Whatever its client puts first, and changes from turn to turn."""
+    dialect, where, given = CONVERSATIONS[name]
+    begun = {**given, where: [HELLO, ANSWER, HELLO]}
+    former = body_of(dialect, {}, begun)
+    assert former.startswith(b'{"tools":[{') and former.partition(b"]")[2].startswith(b',"messages":[{')
+    grown = {where: [*begun[where], ANSWER, HELLO]}
+    for others in ({"stream": True, "temperature": 0.5}, {"max_tokens": 7, "top_p": 0.5, "tool_choice": {"type": "none"} if name == "messages" else "none"}):
+        for order in ([{**others, **given}, grown], [grown, {**given, **others}], [others, {**grown, **given}]):
+            later = body_of(dialect, *order)
+            same = len(os.path.commonprefix([former, later]))
+            assert later[same - 1:same + 1] == b"}," and former[same:].startswith(b"],")
+
+
+def test_the_turns_of_a_text_begin_alike():
+    former = body_of(completions, {"max_tokens": 5}, {"prompt": "Once upon"})
+    later = body_of(completions, {"temperature": 0, "stream": True}, {"prompt": "Once upon a time"})
+    assert former.startswith(b'{"prompt":"Once upon"') and later.startswith(b'{"prompt":"Once upon a time"')

@@ -272,7 +272,7 @@ def silent(path, question=None):
 
 # ---- what else is asked
 
-@pytest.mark.parametrize("kind, context, capacity", [("vllm", 32768, 65536), ("llama", 4096, 8192)])
+@pytest.mark.parametrize("kind, context, capacity", [("vllm", 32768, 65536), ("llama", 4096, None)])
 def test_facts(kind, context, capacity):
     found = found_of("glm", kind)
     assert (found.context, found.capacity, found.due) == (context, capacity, None)
@@ -287,6 +287,20 @@ def test_facts(kind, context, capacity):
 def test_capacity_of_the_cache(filtered, whole, capacity):
     pages = {f"metrics/?name%5B%5D={kinds.CACHE}": (200, filtered), "metrics": (200, whole)}
     assert found_of("glm", **pages).capacity == capacity
+
+
+# A line of a real one, which has a label for each of its settings, less some of these.
+REAL = (b'vllm:cache_config_info{block_size="%d",cache_dtype="auto",enable_prefix_caching="%b",engine="%d",gpu_memory_utilization="0.92",'
+        b'kv_cache_max_concurrency="2.0",kv_cache_size_tokens="65536",num_gpu_blocks="512",prefix_caching_hash_algo="sha256"} 1.0\n')
+
+
+@pytest.mark.parametrize("told, caches", [
+    ([b"False"], False), ([b"True"], True), ([b"False", b"False"], False), ([b"True", b"False"], True), ([b"None"], True), ([], True),
+])
+def test_an_engine_that_caches_nothing_says_so(told, caches):
+    page = b"# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n" + b"".join(REAL % (128, one, at) for at, one in enumerate(told))
+    found = found_of("glm", **{f"metrics/?name%5B%5D={kinds.CACHE}": (200, page), "metrics": (200, b"")})
+    assert (found.caches, found.capacity, found.due) == (caches, len(told) * 65536 or None, None)
 
 
 def test_usage_names_cached_tokens_or_does_not():

@@ -326,10 +326,10 @@ import bisect, os, time
 from admission import Gate
 activate, moments = Gate.activate, []
 
-def noted(gate, ticket, place):
+def noted(gate, ticket, place, now):
     "How many had their turn since this one came: a line a grant."
     ahead = len(moments) - bisect.bisect_right(moments, ticket.entered)
-    activated = activate(gate, ticket, place)
+    activated = activate(gate, ticket, place, now)
     moments.append(time.time())
     os.write(noted.file, b"%d %d\\n" % (ticket.key, ahead))
     return activated
@@ -339,9 +339,9 @@ Gate.activate = noted
 import sparks
 """
 BY_ARRIVAL = """
-def by_arrival(gate):
+def by_arrival(gate, now):
     lanes = [lane for lane in gate.lanes.values() if gate.free_places(lane)]
-    heads = [queue[0] for lane in lanes for key, queue in lane.queues.items() if not gate.account(key).busy()]
+    heads = [queue[0] for lane in lanes for (_, key), queue in lane.queues.items() if not gate.account(key).busy()]
     first = min(heads, key=lambda ticket: ticket.entered, default=None)
     return first and (first, gate.free_places(first.lane)[0])
 

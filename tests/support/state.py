@@ -31,8 +31,8 @@ def state(gateway):
     return {"greenlets": sum(isinstance(o, Greenlet) and not o.dead for o in gc.get_objects()), "live": len(gateway.live),
             "held": gateway.bodies.held, "idle": len(gateway.fleet.engines[0].pool.idle), "most": getattr(gateway.gate, "most", 0)}
 
-def counted(gate, ticket, place):
-    activated = activate(gate, ticket, place)
+def counted(gate, ticket, place, now):
+    activated = activate(gate, ticket, place, now)
     gate.most = max(getattr(gate, "most", 0), gate.active)
     return activated
 

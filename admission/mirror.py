@@ -1,0 +1,90 @@
+"""What an engine's cache holds of prompts, as far as that can be told from outside."""
+
+from bisect import bisect_left
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+BLOCK = 1 << 14  # bytes of a prompt's text for which one hash stands
+UNKNOWN = 4 << 20  # tokens of a cache whose size nobody has told
+MOST_BLOCKS = 1 << 14
+STEP = 0.02  # by which the size is corrected, for one answer that shows it to be wrong
+
+
+class Block(NamedTuple):
+    """When it was used last, by whom, its tokens, and the hash of the one before it, or None."""
+
+    used: float
+    key: Any
+    tokens: float
+    before: bytes | None
+
+
+class Mirror:
+    """The blocks that are likely cached, those first that were not used for longest.
+
+    Of a prompt the end is thrown away before the beginning, as engines do it, so what is left of it
+    are always its first blocks.
+
+    most    tokens that it holds
+    tokens  those that it holds now
+    """
+
+    def __init__(self):
+        self.told = None
+        self.most = UNKNOWN
+        self.clear()
+
+    def clear(self):
+        self.blocks = OrderedDict()
+        self.tokens = 0
+
+    def resize(self, told):
+        """The cache holds so many tokens, as its engine or its owner says; None: nobody does."""
+        if told != self.told:
+            self.told = told
+            self.most = UNKNOWN if told is None else told
+            self.shrink()
+
+    def hits(self, need):
+        """How many blocks of a prompt it holds."""
+        return bisect_left(need.hashes, True, key=lambda each: each not in self.blocks)
+
+    def cold(self, need):
+        """How many tokens of a prompt it does not hold."""
+        hits = self.hits(need)
+        return need.tokens - round(hits * tokens_a_block(need)) if hits else need.tokens
+
+    def touch(self, key, need, now, count=None):
+        """The first `count` blocks of a prompt are in use; None: all of them."""
+        tokens = tokens_a_block(need)
+        befores = (None, *need.hashes)
+        for index in reversed(range(len(need.hashes[:count]))):
+            each = need.hashes[index]
+            known = self.blocks.pop(each, None)
+            self.tokens += tokens - (known.tokens if known else 0)
+            self.blocks[each] = Block(now, key, tokens, befores[index])
+        self.shrink()
+
+    def shrink(self):
+        while self.blocks and (self.tokens > self.most or len(self.blocks) > MOST_BLOCKS):
+            _, block = self.blocks.popitem(last=False)
+            self.tokens -= block.tokens
+
+    def hot(self, since):
+        """The blocks that were used since then: (hash, Block) each."""
+        for each, block in reversed(self.blocks.items()):
+            if block.used < since:
+                return
+            yield each, block
+
+    def correct(self, ticket, prompt, cached):
+        """Learn from what an answer says was cached of its prompt."""
+        wrong = ticket.cold - (prompt - cached)
+        if ticket.need.hashes and abs(wrong) > max(2 * tokens_a_block(ticket.need), prompt / 4):
+            self.most *= 1 + STEP if wrong > 0 else 1 - STEP
+            self.most = min(self.most, 2 * (self.told or UNKNOWN))
+            self.shrink()
+
+
+def tokens_a_block(need):
+    return need.tokens * BLOCK / need.size if need.size else 0

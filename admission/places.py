@@ -1,0 +1,183 @@
+"""Lanes, in which requests for a model wait, and places, where they run."""
+
+from collections import deque
+from typing import NamedTuple
+
+from admission.mirror import Mirror
+
+SAMPLES = 16  # of the moments at which slots came free, to tell how fast they do
+HOT = 300  # seconds since its last turn for which a conversation is going on
+REST = 1  # times the reading of its last long prompt that a key waits before the next one
+TURNOVER = 5  # times the reading of a prompt before another one may push a conversation out
+PATIENCE = 180  # seconds after which whoever waits longest goes first
+PACE = 1000  # tokens a second at which prompts are read, until that was seen
+LEARNT = 0.2  # of a pace that was seen
+FRESH = 30  # seconds after which what runs is noted to be in use again
+
+
+class Lane:
+    """The requests for one model: a queue for each line (see Ticket.line), the names of the places
+    where they can run, and when slots came free."""
+
+    def __init__(self):
+        self.queues = {}
+        self.places = ()
+        self.freed = deque(maxlen=SAMPLES)
+
+
+class Seats(NamedTuple):
+    """What a place is: how many requests run there at once, how many it takes beside others of
+    another weight, whether it takes new ones, and for how many tokens its cache has room: None
+    where nobody knows, 0 where nothing is kept."""
+
+    slots: int
+    weight: float = 1
+    open: bool = True
+    capacity: int | None = None
+
+
+class Place:
+    """Where requests run, of one lane or of several. The rest is as in Seats.
+
+    running    the tickets that have its slots
+    reading    those of them with a long prompt that is still being read
+    last_turn  when it was last given a request, counted in grants
+    mirror     mirror.Mirror of its cache
+    pace       tokens a second at which it reads a long prompt, or None
+    rested     {key: the moment until which it rests after its last long prompt}
+    forced     when the last one went first because it had waited longest; later, where that has
+               pushed a conversation out
+    """
+
+    def __init__(self):
+        """Closed, until `set_up` says what it is."""
+        self.slots = 0
+        self.weight = 1
+        self.open = False
+        self.capacity = None
+        self.running = {}  # as a set that keeps its order
+        self.reading = {}
+        self.last_turn = 0
+        self.mirror = Mirror()
+        self.pace = None
+        self.rested = {}
+        self.forced = self.freshened = float("-inf")
+
+    @property
+    def active(self):
+        return len(self.running)
+
+    @property
+    def load(self):
+        return self.active / self.weight
+
+    @property
+    def load_with_another(self):
+        return (self.active + 1) / self.weight
+
+    def set_up(self, seats):
+        """It is so from now on. What was off has nothing in its cache."""
+        if seats.open and not self.open:
+            self.mirror.clear()
+        self.slots, self.weight, self.open, self.capacity = seats
+        self.mirror.resize(self.capacity)
+
+    # -- who runs
+
+    def begin(self, ticket, is_heavy, now):
+        """A ticket runs here from now on."""
+        self.running[ticket] = True
+        ticket.granted_at = now
+        ticket.cold = self.mirror.cold(ticket.need)
+        ticket.heavy = ticket.reading = is_heavy
+        if is_heavy:
+            self.reading[ticket] = True
+        self.mirror.touch(ticket.key, ticket.need, now, self.mirror.hits(ticket.need))
+
+    def end(self, ticket, now):
+        """It does no more. What was read of its prompt by then is cached all the same."""
+        del self.running[ticket]
+        if ticket.reading:
+            hits = self.mirror.hits(ticket.need)
+            missing = len(ticket.need.hashes) - hits
+            read = min(1, self.progress(ticket, now) or 0)
+            self.stop_reading(ticket, now, hits + int(missing * read))
+        else:
+            self.mirror.touch(ticket.key, ticket.need, now)
+
+    def give_up(self, ticket):
+        """It has not begun here."""
+        del self.running[ticket]
+        self.reading.pop(ticket, None)
+        ticket.heavy = ticket.reading = False
+
+    def has_read(self, ticket, now):
+        """Its prompt has been read."""
+        if ticket.reading and not ticket.need.whole:
+            seen = ticket.cold / max(now - ticket.granted_at, 0.01)
+            self.pace = seen if self.pace is None else self.pace + LEARNT * (seen - self.pace)
+        self.stop_reading(ticket, now)
+
+    def stop_reading(self, ticket, now, count=None):
+        """Nobody waits for it any more but, if it was a long one, its own key's next one."""
+        if ticket.reading:
+            del self.reading[ticket]
+            ticket.reading = False
+            self.rested = {key: until for key, until in self.rested.items() if until > now}
+            self.rested[ticket.key] = now + REST * (now - ticket.granted_at)
+        self.mirror.touch(ticket.key, ticket.need, now, count)
+
+    def learn_of_whole(self, ticket, now):
+        """The answer of a long prompt has come in one piece: it was read at that pace at least."""
+        if ticket.need.whole and ticket.heavy:
+            least = ticket.cold / max(now - ticket.granted_at, 0.01)
+            self.pace = max(least, (1 - LEARNT) * (self.pace or 0))
+
+    def read_by(self, now):
+        """Those whose prompt should have been read by now, where nobody sees it."""
+        whole = [ticket for ticket in self.reading if ticket.need.whole]
+        return [ticket for ticket in whole if (self.progress(ticket, now) or 0) >= 1]
+
+    def progress(self, ticket, now):
+        """How much of its prompt should have been read, 1 for all of it; None: nobody knows."""
+        if self.pace is None:
+            return None
+        return (now - ticket.granted_at) * self.pace / max(1, ticket.cold)
+
+    def is_resting(self, key, now):
+        return now < self.rested.get(key, now)
+
+    def force(self, ticket, now):
+        """It goes first, since it has waited for too long; the next such one later."""
+        cold = self.mirror.cold(ticket.need)
+        self.forced = now + TURNOVER * cold / (self.pace or PACE)
+
+    def freshen(self, now):
+        """What runs is in use all the time."""
+        if now - self.freshened >= FRESH:
+            self.freshened = now
+            for ticket in self.running:
+                if not ticket.reading:
+                    self.mirror.touch(ticket.key, ticket.need, now)
+
+    # -- what its cache has room for
+
+    def has_room(self, ticket, now):
+        """Whether nothing that is going on would be pushed out by a prompt.
+
+        Where nothing runs, a key's own conversations make room for its next one.
+        """
+        if not self.capacity:
+            return True
+        self.freshen(now)
+        hot = [block for _, block in self.mirror.hot(now - HOT)]
+        if not self.running:
+            hot = [block for block in hot if block.key != ticket.key]
+        taken = sum(block.tokens for block in hot) + sum(other.cold for other in self.reading)
+        room = min(self.capacity, self.mirror.most)
+        return not taken or taken + self.mirror.cold(ticket.need) + ticket.need.answer <= room
+
+    def conversations(self, now):
+        """How many are going on in its cache."""
+        hot = dict(self.mirror.hot(now - HOT))
+        return len(hot.keys() - {block.before for block in hot.values()})
