@@ -40,7 +40,7 @@ def relay(call, ask):
         call.fetch_images(ask)
         call.enter(ask)
         since, events = yield from begin(call)
-        call.first = monotonic()
+        call.has_begun()
         call.headed = True
         yield b""  # the head; all that follows goes through the pump
         call.pump_rest(since, events)
@@ -77,7 +77,7 @@ def begin(call):
             call.send()
             while (events := first_events(call, since)) is None:
                 call.headed = True
-                yield stream.alive("loading") if call.loads else stream.alive()
+                yield stream.alive(call.activity())
         except Refusal as error:
             call.move(error)
         else:

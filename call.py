@@ -12,6 +12,7 @@ from gevent import get_hub, getcurrent, sleep, spawn
 from gevent.event import Event
 
 import pump
+from admission import BLOCK, Need
 from counting import Chain, Tally, measure
 from engines import images
 from engines.http1 import Off
@@ -146,9 +147,9 @@ class Call:
             self.counting.link(lambda _: self.drop_question())
         gate = self.gateway.gate
         if self.ticket:  # since its images were fetched
-            granted = gate.line_up(self.ticket, self.gateway.now())
+            granted = gate.line_up(self.ticket, self.gateway.now(), self.need())
         else:
-            self.ticket, granted = gate.enter(*self.entry())
+            self.ticket, granted = gate.enter(*self.entry(), self.need())
         self.ticket.granted = Event()
         wake(granted)
 
@@ -163,15 +164,36 @@ class Call:
             home = homes.find(self.conversation)
         return self.key.id, ask.model.lane, self.key.limits, self.gateway.now(), home
 
+    def need(self):
+        """What it will take of its engine, as the Gate asks it."""
+        tally = self.tally
+        is_chat = self.ask.model.purpose == "chat"
+        if tally.length.size < BLOCK and not self.key.limits.count_tokens:
+            tokens = tally.rough_prompt()
+        else:
+            tokens = tally.prompt()
+        return Need(
+            tokens=tokens,
+            answer=tally.answer() if is_chat else 0,
+            size=tally.length.size,
+            hashes=tally.hashes,
+            whole=self.ask.stream is None,
+            light=not is_chat,
+        )
+
     def await_charges(self):
-        """Let the key's finished requests be charged, which takes a second at most: its limits
-        could not see what they used."""
+        """Have the Gate know what the key's other requests have used. Those that have finished are
+        charged within a second; until then its limits could not see it."""
         if not self.key.limits.count_tokens:
             return
         until = monotonic() + pump.AFTERWORD
         for call in list(self.gateway.live):
-            if call.is_closing and call.key.id == self.key.id:
+            if call.key is None or call.key.id != self.key.id:
+                continue
+            if call.is_closing:
                 call.charged.wait(max(0, until - monotonic()))
+            elif call.ticket and call.answer:
+                self.gateway.gate.reserve(call.ticket, tokens_of(call.figures(LEFT)))
 
     def turn(self, seconds):
         """Whether the slot came within so many seconds.
@@ -180,6 +202,8 @@ class Call:
         """
         left = self.entered + self.gateway.settings.queue_timeout - monotonic()
         if self.ticket.granted.wait(min(seconds, max(left, 0))):
+            if self.ticket.refusal:
+                raise self.ticket.refusal
             if self.ticket.state == "waiting":
                 raise self.gateway.fleet.unavailable(self.ask.model)
             self.granted = monotonic()
@@ -239,6 +263,21 @@ class Call:
         if type(error) is not UpstreamError or stream and not stream.untouched:
             return None
         return self.engine.death()
+
+    def has_begun(self):
+        """The first of its answer has come: its prompt has been read."""
+        self.first = monotonic()
+        if self.ticket.reading or self.ticket.need.hashes:
+            wake(self.gateway.gate.first_token(self.ticket, self.gateway.now()))
+
+    def activity(self):
+        """What its engine is doing, in a few words for people, before its answer begins."""
+        if self.loads:
+            return "loading"
+        progress = self.gateway.gate.progress(self.ticket, self.gateway.now())
+        if progress is None or progress >= 1:
+            return "keep-alive"
+        return f"reading your prompt, about {10 * round(10 * progress)} %"
 
     def let_go_of_request(self):
         """The engine has it, or will have: it is sent nowhere else."""
@@ -346,7 +385,7 @@ class Call:
         """All that was asked for has come: the slot serves the next one, while the engine may still
         tell its figures. Called in the hub."""
         self.take_leave(True)
-        self.leave(0)
+        self.leave()
         self.finished = monotonic()
 
     def hear_out(self):
@@ -386,7 +425,7 @@ class Call:
         attempt(self.note_oddities)
         row = attempt(self.row, status, error, attempt(self.figures, status) or {})
         if self.ticket:
-            attempt(self.leave, attempt(lambda: row.tokens) or 0)
+            attempt(self.charge, row)
         self.charged.set()
         try:
             if self.key and row:
@@ -413,16 +452,24 @@ class Call:
             self.counting.kill(block=False)
             self.counting = None
 
-    def leave(self, tokens):
-        """Give the slot, or the place in the queue, to others, and count what was used."""
+    def leave(self, tokens=None, usage=None):
+        """Give the slot, or the place in the queue, to others. What was used, as in Gate.leave, may
+        be known later."""
         gate = self.gateway.gate
-        if self.finished:
-            gate.charge(self.key.id, tokens, self.gateway.now())
-            return
         reached = self.answer is not None
-        wake(gate.leave(self.ticket, tokens, reached, self.gateway.now()))
+        wake(gate.leave(self.ticket, tokens, reached, self.gateway.now(), usage))
         if gate.is_given_up(self.ticket.place):
             self.gateway.fleet.at(self.ticket.place).look_due.set()
+
+    def charge(self, row):
+        """Count what was used, by its Row; None: that failed. Give the slot away with it, if that
+        was not done before."""
+        tokens = row.tokens if row else 0
+        usage = row and (row.prompt_tokens or 0, cached_in(row), row.completion_tokens or 0)
+        if self.finished:
+            wake(self.gateway.gate.charge(self.ticket, tokens, self.gateway.now(), usage))
+        else:
+            self.leave(tokens, usage)
 
     def figures(self, status=None):
         """The tokens of the request as fields of a Row; none if no engine has taken it.
@@ -520,6 +567,16 @@ def attempt(step, *arguments):
     except Exception:
         logger.exception("a step of a request's end failed: %s", step.__qualname__)
         return None
+
+
+def cached_in(row):
+    """The tokens that an engine says were cached; None where it has said nothing."""
+    return row.cached_tokens if row.counted == "engine" else None
+
+
+def tokens_of(figures):
+    """How many tokens the fields of a Row say that were used."""
+    return figures.get("prompt_tokens", 0) + figures.get("completion_tokens", 0)
 
 
 def request_id(wish):

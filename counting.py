@@ -15,6 +15,8 @@ from values import as_dict, object_in, objects_in
 
 BYTES_A_TOKEN = 4  # until a model has shown how many they are
 IMAGE_TOKENS = 1500  # the length of an image is none of its tokens
+ANSWER = 1000  # tokens of an answer, until a model has shown how many they are
+ANSWERS = 16  # of which so many are remembered
 KEPT = 64  # lengths that a Yardstick remembers
 NEAREST = 3
 MIX = 20  # of a Length: 1/20 of it makes a text as different as one that is 2.7 times as long
@@ -104,13 +106,22 @@ class Meter:
     streams   by the events of an answer: one can hold several tokens
     texts     by the bytes of what a plain answer says
     times     by the milliseconds that an answer took
+    answers   how many the last answers had
     """
 
     def __init__(self):
+        """As long as it has learned nothing."""
+        self.answers = deque(maxlen=ANSWERS)
         self.prompts = Yardstick((Length(BYTES_A_TOKEN), 1), (1 / 5, 1))
         self.streams = Yardstick((Length(1), 1), (1, 1000), KEPT)
         self.texts = Yardstick((Length(BYTES_A_TOKEN), 1), (1 / 5, 1))
         self.times = Yardstick((Length(50), 1), (0, 10))
+
+    @property
+    def answer(self):
+        """How many an answer usually has: the middle of the last ones."""
+        seen = sorted(self.answers) or [ANSWER]
+        return seen[len(seen) // 2]
 
     def begin_with(self, bytes_a_token):
         """What to go by while nothing was seen: how many bytes a token of this model has."""
@@ -190,6 +201,14 @@ class Tally:
         tokens = self.meter.prompts.estimate(self.length) + self.images * IMAGE_TOKENS
         return min(tokens, self.context or tokens)
 
+    def rough_prompt(self):
+        """The same at no cost, for a prompt that is too short for it to matter."""
+        return self.length.size // BYTES_A_TOKEN
+
+    def answer(self):
+        """How many tokens its answer is likely to have."""
+        return self.bounded(self.meter.answer)
+
     def streamed(self, stream):
         """The tokens of an answer as far as a stream has seen it."""
         before = token_count(stream.usage, "completion_tokens")
@@ -227,6 +246,8 @@ class Tally:
         if self.said is not None:
             self.meter.texts.learn(self.said, tokens)
         self.meter.times.learn(Length(milliseconds), tokens)
+        if tokens > 0:
+            self.meter.answers.append(tokens)
 
 
 class Chain:

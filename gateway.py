@@ -13,6 +13,7 @@ from store.database import DATABASE_FAULTS
 
 STARTED = time() - monotonic()
 JUMP = 1.0  # seconds by which the wall clock is set, and does not merely drift
+TICK = 1.0  # seconds between two looks at who may come in by now
 QUIT_WAIT = 1.0  # seconds that requests have to end when the gateway ends at once
 
 
@@ -59,6 +60,13 @@ class Gateway:
         wake(self.gate.arrange(*self.fleet.arrangement(), steady_time()))
         if self.fleet.seen.is_set():  # an engine that has just come may serve them
             wake(self.gate.stranded())
+
+    def keep_time(self):
+        """Have the gate look once a second who may come in because time has passed, for ever."""
+        while True:
+            sleep(TICK)
+            if self.gate.waiting:
+                wake(self.gate.tick(self.now()))
 
     def running(self, engine):
         """How many requests run at an engine."""

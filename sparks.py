@@ -171,7 +171,7 @@ class Service:
         self.gateway = Gateway(
             settings,
             self.fleet,
-            Gate(settings.max_queued),
+            Gate(settings.max_queued, settings.heavy_prompt, settings.heavy_at_once),
             self.ledger,
             Bodies(settings.max_bodies),
             Room(settings.max_bodies),
@@ -202,6 +202,7 @@ class Service:
                 port = urlsplit(engine.url).port
                 ServerProcess(port, logger.warning, command, engine.look_due.set).start()
         gevent.spawn(self.fleet.watch)
+        gevent.spawn(self.gateway.keep_time)
         gevent.spawn(self.ledger.keep_up)
         gevent.spawn(self.announce, first_key, keys.active_keys().count())
 
@@ -258,6 +259,7 @@ class Service:
             local.adopt(new, settings.upstream)
         fixed = settings.update_from(new)
         self.gateway.gate.most_waiting = settings.max_queued
+        self.gateway.gate.weigh(settings.heavy_prompt, settings.heavy_at_once)
         self.gateway.bodies.most = settings.max_bodies
         self.gateway.answers.most = settings.max_bodies
         self.fleet.reload()

@@ -11,6 +11,7 @@ from gevent.event import Event
 from admission import Seats, unserved
 from counting import IMAGE_TOKENS, Meter, measure
 from engines.engine import COUNT_TIMEOUT, Engine
+from engines.found import Found
 from engines.health import Trouble
 from engines.models import Catalogue, Model, names_of, unknown
 from engines.watchdog import Watchdog
@@ -23,6 +24,7 @@ FIRST_LOOK = 2  # seconds that a request waits for the very first look at an eng
 LEAST_PAUSE = 0.1  # seconds between two looks
 GONE_PAUSE = 0.5  # the same, at most, where the engine is gone
 OUT_PAUSE = 5  # the same where it gets no requests for another reason
+SAFE = 0.9  # of what an engine's cache holds: what is expected of it is never quite true
 MOST_METERS = 100  # models whose counting is remembered
 # What people are told of a model whose engine does not serve.
 UNAVAILABLE = {
@@ -230,11 +232,21 @@ class Fleet:
         place: its Seats})."""
         lanes = {model.lane: tuple(model.places) for model in self.known}
         places = {
-            place: Seats(engine.slots, engine.weight, engine.serves)
+            place: self.seats(engine, place.weights)
             for model in self.known
             for place, engine in model.places.items()
         }
         return lanes, places
+
+    def seats(self, engine, weights):
+        """The Seats of an engine for some weights."""
+        found = engine.found.get(weights) or Found()
+        room = self.settings.kv_tokens or None
+        if self.settings.kv_tokens is None and found.capacity:
+            room = int(SAFE * found.capacity)
+        if not found.caches:
+            room = 0
+        return Seats(engine.slots, engine.weight, engine.serves, room)
 
     # -- the settings
 

@@ -140,7 +140,7 @@ def test_figures_that_cannot_be_teach_nothing(figure):
     tally.learn({"prompt_tokens": figure, "completion_tokens": figure}, stream(11, 0, 1), 1000)
     tally.learn(figure, None, 1000)
     assert tally.figures(None, stream(10, 0)) == figures(100, 10, "gateway", reasoning=0)
-    assert not any(yardstick.seen for yardstick in vars(meter).values())
+    assert not meter.answers and not any(yardstick.seen for yardstick in vars(meter).values() if yardstick is not meter.answers)
 
 
 @given(st.lists(st.tuples(st.integers(-5, 1 << 41), st.integers(-5, MOST_TOKENS))), st.integers(-1, 1 << 41))
@@ -196,6 +196,13 @@ def test_a_large_image_is_not_looked_at():
     length, images, _ = measure([b'{"url":"', b"data:image/png;base64," + b"A" * (9 << 20), b'","text":"words"}'])
     assert images == 1 and length.size < 40
     assert Tally(Meter(), [b'{"url":"data:image/png;base64,AAAA"}']).prompt() == IMAGE_TOKENS + 1
+
+
+def test_a_large_text_is_a_text_in_all_its_length():
+    """Also behind an image: tokens of white space are so long that even this would be a prompt."""
+    body = [b'{"image_url":{"url":"data:image/png;base64,AAAA', b"A" * 20_000, b'"}},"text":"' + b"a" * 20_000, b" " * (5 << 20), b'"}']
+    length, images, _ = measure(body)
+    assert images == 1 and length.size == sum(map(len, body)) - 20_000 - len(b'"url":"data:image/png;base64,AAAA')
 
 
 def test_a_text_that_tells_of_an_image_is_a_text():

@@ -14,6 +14,7 @@ import time
 import pytest
 
 import steps
+from counting import Chain, measure
 from dialects import embeddings, messages
 from dialects.messages import count
 from errors import Refusal
@@ -117,6 +118,29 @@ def test_cost_grows_as_the_body_does(name):
     finally:
         gc.enable()
     assert not too_fast, too_fast
+
+
+BODIES = {
+    "one text": lambda size: [b"x" * size],
+    "pieces": lambda size: [b"x" * 9000] * (size // 9000),
+    "images": lambda size: [b'{"url":"data:image/png;base64,AAAA"},' * (size // 40)],
+    "no images": lambda size: [b'"url":"data' * (size // 11)],
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_measuring_and_hashing_grow_as_the_body_does(body):
+    def seconds(size):
+        parts = BODIES[body](size)
+        times = []
+        for _ in range(5):
+            since = time.process_time()
+            measure(parts, Chain(b"k" * 32, "m"))
+            times.append(time.process_time() - since)
+        return min(times)
+
+    rates = (seconds(SIZE << 23) / seconds(SIZE << 21) / 4 for _ in range(3))
+    assert any(rate <= MOST for rate in rates)
 
 
 def test_the_slowest_ten():

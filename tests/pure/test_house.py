@@ -143,7 +143,7 @@ ARROWS = {
     "keys": {"store", "admission", "reasoning", "log"},
     "faults": {"store"},
     "gateway": {"engines", "store"},
-    "call": {"faults", "gateway", "pump", "watch", "engines", "store", "counting", "loop"},
+    "call": {"admission", "faults", "gateway", "pump", "watch", "engines", "store", "counting", "loop"},
     "answering": {"call", "faults", "pump", "engines", "loop", "steps"},
     "dialects": {"stream", "mending", "values", "steps", "reasoning", "engines.kinds"},
     "pages": {"reasoning", "front.routes"},

@@ -87,7 +87,7 @@ def test_defaults(home):
     assert vars(load()) == {
         "upstream": ["http://127.0.0.1:8000"], "upstream_key": None, "model": None, "stand_in_for": ["claude-*", "gpt-*"], "bind": "127.0.0.1:8080",
         "db": home / "sparks.db", "base_url": None, "description": None, "operator": None, "edge_secret": None, "cors_origins": [],
-        "max_active": 8, "max_queued": 64, "queue_timeout": 600, "keep_days": 90, "drain": 30, "loop_warn": 0.1, "log": "logfmt", "keepalive": 15, "keepalive_form": "comment", "stall_timeout": 300, "answer_timeout": 1800, "poll": 5,
+        "max_active": 8, "max_queued": 64, "heavy_prompt": 8000, "heavy_at_once": 1, "kv_tokens": None, "queue_timeout": 600, "keep_days": 90, "drain": 30, "loop_warn": 0.1, "log": "logfmt", "keepalive": 15, "keepalive_form": "comment", "stall_timeout": 300, "answer_timeout": 1800, "poll": 5,
             "stuck_after": 60, "on_stuck": None, "on_stuck_pause": 600,
         "reasoning_field": "both", "max_body": 100 << 20, "max_bodies": 1 << 30, "image_urls": ["public"], "max_images": 16, "max_image": 20 << 20, "image_timeout": 10,
         "models": [], "engines": [EngineEntry("http://127.0.0.1:8000")]}

@@ -1,5 +1,7 @@
-"""Images by address: where a request may lead the gateway and where not, hostile servers, and what reaches the engine."""
+"""Images by address: where a request may lead the gateway and where not, hostile servers, what reaches the engine and what is
+measured of it."""
 import base64
+import json
 import shutil
 import socket
 import ssl
@@ -13,11 +15,16 @@ import gevent.socket
 import gevent.ssl
 import pytest
 
+import call
 from counting import measure
+from dialects import chat, completions, embeddings, messages
+from dialects.messages import count
+from dialects.responses import Responses
 from engines import images
 from errors import InvalidRequest, Refusal, TooLarge
 from front.large_json import LONG
 from loop import Shares
+from support.dialect_tables import Fleet
 from support.engine import Close, Dribble, Engine, Hang, Head, Raw
 from support.gateway import started
 from support.observe import gauge, idle
@@ -848,3 +855,40 @@ def test_turned_off(gateway, engine, server):
 def test_a_redirect_through_the_gateway(gate, server, serving):
     url = play(server, Head(302, {"Location": f"http://127.0.0.1:{serving[1].port}/"}, framing=0))
     assert ask(gate, url).status == 400 and serving[1].connections == 0 and gate.engine.requests == []
+
+
+# ---- what is measured of a request
+
+def measured(ask):
+    call.Call.measure(SimpleNamespace(gateway=SimpleNamespace(secret=b"k" * 32)), ask)
+    return ask.measured
+
+
+SAID = {"role": "user", "content": "x" * 40_000}
+ROUTES = {
+    "chat": (chat, {"messages": [SAID]}), "messages": (messages, {"max_tokens": 9, "messages": [SAID]}),
+    "responses": (Responses(lambda: 0, lambda: "00"), {"input": [SAID]}), "completions": (completions, {"prompt": SAID["content"]}),
+    "embeddings": (embeddings, {"model": "known", "input": SAID["content"]}), "count": (count, {"messages": [SAID]}),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_stays_in_no_cache_is_not_hashed(route):
+    """The rest is, plain or streamed, under one name for all routes of a model."""
+    dialect, body = ROUTES[route]
+    for fields in ({}, {"stream": True}) if route not in ("embeddings", "count") else ({},):
+        found = measured(dialect.read(json.dumps({**body, **fields}).encode(), Fleet(purpose="embedding" if dialect is embeddings else "chat")))
+        assert found.length.size > 40_000 and len(found.hashes) == (0 if route in ("embeddings", "count") else 2)
+
+
+def test_an_image_that_is_fetched_weighs_what_its_data_do():
+    """Before it comes, and afterwards; wherever it is from."""
+    def asked(url):
+        parts = [{"type": "text", "text": "x" * 20_000}, {"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "y" * 20_000}]
+        return chat.read(json.dumps({"messages": [{"role": "user", "content": parts}]}).encode(), Fleet())
+
+    url = "http://images.example/a.png"
+    fetched = asked(url)
+    before = measured(fetched)
+    fetched.fill_in({url: [url_of(PNG)[:30], url_of(PNG)[30:]]})
+    assert before == measured(fetched) == measured(asked(url_of(PNG).decode())) and (before.images, len(before.hashes)) == (1, 2)

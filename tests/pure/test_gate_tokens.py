@@ -1,0 +1,522 @@
+"""The Gate where it knows tokens: heavy prompts, what is cached, what is going on, batches, turns by work, tokens put by."""
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from admission import BLOCK, NONE, Gate, Limits, Need, Seats
+from admission.gate import MEMORY, SPARE
+from admission.places import HOT, PATIENCE
+from admission.tickets import OUTPUT
+from errors import LimitExceeded, Overloaded, QueueFull, QuotaExceeded, Refusal
+
+NOON = 1_796_040_000.0                              # 2026-11-30 12:00 UTC
+ANSWER = 1000
+
+
+def prompt(text, blocks, **more):
+    """A prompt of so many blocks, 4 bytes a token; those of one text have their beginning in common."""
+    size = int(blocks * BLOCK)
+    hashes = tuple(f"{text} {n}".encode() for n in range(int(blocks)))
+    return Need(size // 4, ANSWER, size, hashes, **more)
+
+
+class Play:
+    """A Gate of one model at one place, or at those that are named. Moments are seconds from noon."""
+
+    def __init__(self, slots=8, capacity=None, heavy=8000, at_once=1, places=("A",), most_waiting=999):
+        self.gate, self.limits = Gate(most_waiting, heavy, at_once), {}
+        self.seats = {name: Seats(slots, 1, True, capacity) for name in places}
+        self.arrange(0)
+
+    def arrange(self, at, **seats):
+        self.seats |= seats
+        return self.gate.arrange({"m": tuple(self.seats)}, self.seats, NOON + at)
+
+    def enter(self, at, key, need=Need(), **more):
+        ticket, granted = self.gate.enter(key, "m", self.limits.get(key, NONE), NOON + at, need=need, **more)
+        ticket.got_in = granted
+        return ticket
+
+    def first(self, at, ticket):
+        return self.gate.first_token(ticket, NOON + at)
+
+    def leave(self, at, ticket, cached=None, answer=100):
+        return self.gate.leave(ticket, 0, True, NOON + at, (ticket.need.tokens, cached, answer))
+
+    def tick(self, at):
+        return self.gate.tick(NOON + at)
+
+    def talk(self, at, key, need):
+        """A whole turn of a conversation, which takes 20 s."""
+        ticket = self.enter(at, key, need)
+        assert ticket.state == "active"
+        self.first(at + 10, ticket)
+        self.leave(at + 20, ticket)
+
+    @property
+    def place(self):
+        return self.gate.places["A"]
+
+
+# ---- heavy prompts
+
+def test_one_heavy_prompt_is_read_at_a_time_and_light_ones_pass():
+    play = Play()
+    first, second = play.enter(0, "a", prompt("x", 60)), play.enter(1, "b", prompt("y", 60))
+    light, other = play.enter(2, "b", prompt("z", 1)), play.enter(3, "c")
+    assert [ticket.state for ticket in (first, second, light, other)] == ["active", "waiting", "active", "active"]
+    assert play.tick(199) == [] and play.first(200, first) == [second]
+
+
+def test_as_many_are_read_at_once_as_the_owner_says():
+    play = Play(at_once=2)
+    tickets = [play.enter(n, f"k{n}", prompt(n, 60)) for n in range(3)]
+    assert [ticket.state for ticket in tickets] == ["active", "active", "waiting"]
+
+
+def test_the_turn_of_a_conversation_is_light():
+    play = Play()
+    play.talk(0, "a", prompt("talk", 60))
+    busy = play.enter(71, "b", prompt("new", 60))
+    again = play.enter(72, "a", prompt("talk", 61.5))
+    assert (busy.state, again.state, again.cold, again.heavy) == ("active", "active", BLOCK * 1.5 / 4, False)
+
+
+@pytest.mark.parametrize("change", [dict(text="other"), dict(blocks=25)])
+def test_what_is_not_cached_is_cold(change):
+    play = Play()
+    play.talk(0, "a", prompt("talk", 20))
+    ticket = play.enter(30, "a", prompt(**{"text": "talk", "blocks": 20} | change))
+    assert ticket.cold == (5 if "blocks" in change else 20) * BLOCK / 4 and ticket.heavy
+
+
+def test_a_key_rests_after_its_heavy_prompt_while_others_are_there():
+    play = Play()
+    first, own = play.enter(0, "a", prompt("x", 60)), play.enter(1, "a", prompt("y", 60))
+    assert play.enter(2, "c").state == "active"     # and it stays
+    assert play.first(100, first) == []
+    other = play.enter(101, "b", prompt("z", 60))
+    assert other.state == "active"
+    play.first(150, other)
+    assert play.tick(199) == [] and play.tick(201) == [own]
+
+
+def test_who_is_alone_need_not_rest():
+    play = Play()
+    first, own = play.enter(0, "a", prompt("x", 60)), play.enter(1, "a", prompt("y", 60))
+    assert play.first(100, first) == [own]
+
+
+def test_a_prompt_that_was_left_counts_as_read_as_far_as_it_was():
+    play = Play()
+    play.talk(0, "z", prompt("pace", 60))           # 24,576 tokens a second
+    left = play.enter(100, "a", prompt("x", 60))
+    play.leave(105, left)
+    again = play.enter(106, "a", prompt("x", 60))
+    assert again.state == "active" and again.cold == 30 * BLOCK / 4
+
+
+def test_a_prompt_whose_first_token_nobody_sees_is_read_by_estimate():
+    play = Play()
+    play.talk(0, "z", prompt("pace", 60))
+    whole, second = play.enter(100, "a", prompt("x", 60, whole=True)), play.enter(101, "b", prompt("y", 60))
+    assert play.tick(109) == [] and play.tick(110) == [second]
+
+
+def test_while_no_pace_is_known_it_is_read_until_it_ends():
+    play = Play()
+    whole, second = play.enter(0, "a", prompt("x", 60, whole=True)), play.enter(1, "b", prompt("y", 60))
+    assert play.tick(500) == [] and play.leave(600, whole) == [second]
+    assert play.place.pace == pytest.approx(60 * BLOCK / 4 / 600)
+
+
+def test_how_far_a_heavy_prompt_has_been_read():
+    play = Play()
+    assert play.gate.progress(play.enter(0, "a"), NOON) is None
+    play.talk(0, "z", prompt("pace", 60))
+    ticket = play.enter(100, "a", prompt("x", 60))
+    assert play.gate.progress(ticket, NOON + 104) == pytest.approx(0.4)
+    play.first(110, ticket)
+    assert play.gate.progress(ticket, NOON + 111) is None
+
+
+def test_a_prompt_that_is_never_heavy():
+    play = Play()
+    assert all(play.enter(n, "a", prompt(n, 60, light=True)).state == "active" for n in range(8))
+
+
+def test_an_engine_that_was_off_has_nothing_cached():
+    play = Play()
+    play.talk(0, "a", prompt("talk", 60))
+    play.arrange(30, A=Seats(8, open=False))
+    play.arrange(40, A=Seats(8))
+    assert play.enter(50, "a", prompt("talk", 60)).heavy
+
+
+def test_an_engine_that_keeps_nothing():
+    play = Play(capacity=0)
+    play.talk(0, "a", prompt("talk", 60))
+    assert play.enter(50, "a", prompt("talk", 60)).heavy and not play.place.mirror.blocks
+
+
+def test_each_place_reads_its_own():
+    play = Play(places=("A", "B"))
+    first, second, third = (play.enter(n, f"k{n}", prompt(n, 60)) for n in range(3))
+    assert (first.place, second.place, third.state) == ("A", "B", "waiting")
+    assert play.first(50, second) == [third] and third.place == "B"
+    assert play.enter(60, "k0", prompt(1, 61), home="B").place == "B"
+
+
+def test_a_place_that_did_not_begin_holds_up_no_other():
+    play = Play(places=("A", "B"))
+    first, second = play.enter(0, "a", prompt("x", 60)), play.enter(1, "b", prompt("y", 60))
+    third = play.enter(2, "c", prompt("z", 60))
+    assert play.gate.put_back(first, NOON + 3) == [third] and third.place == "A"
+    assert (first.state, first.heavy, first.charged, first.reserved, play.gate.account("a").turn) == ("waiting", False, 0, 0, 0)
+    assert play.first(4, second) == [first] and first.place == "B"
+
+
+def test_heavy_ones_keep_their_order_within_a_key():
+    play = Play()
+    first = play.enter(0, "a", prompt("x", 60))
+    tickets = [play.enter(n, "b", prompt(n, 60 - n)) for n in (1, 2)]
+    assert play.first(9, first) == tickets[:1]
+
+
+def test_the_queue_stays_bounded_though_slots_are_free():
+    play = Play(most_waiting=3)
+    play.enter(0, "a", prompt("x", 60))
+    for n in range(1, 4):
+        play.enter(n, "a", prompt(n, 60))
+    for key in "ab":                                # one each is let in all the same
+        with suppress(Refusal):
+            play.enter(5, key, prompt(key, 60))
+    assert play.gate.waiting == 4 and play.enter(6, "a").state == "active"
+    with pytest.raises(QueueFull):
+        play.enter(7, "a", prompt("y", 60))
+
+
+# ---- the working set
+
+def full(play, at=360):
+    """Four conversations that take the 983,040 tokens of the cache."""
+    for n in range(4):
+        play.talk(at + n * 20, f"k{n}", prompt(f"talk{n}", 60))
+    return at + 80
+
+
+def test_what_is_going_on_is_not_pushed_out_but_for_who_waits_longest():
+    play = Play(capacity=1_000_000)
+    now = full(play)
+    play.enter(now, "k0", prompt("talk0", 60))      # it runs
+    late = play.enter(now, "late", prompt("new", 60))
+    assert (late.state, play.tick(now + PATIENCE - 1), play.tick(now + PATIENCE)) == ("waiting", [], [late])
+    refusal = play.gate.late(late, NOON + now)
+    assert play.place.forced == pytest.approx(NOON + now + PATIENCE + 5 * 10, abs=1), refusal
+
+
+def test_who_waits_too_long_learns_why():
+    play = Play(capacity=1_000_000)
+    now = full(play)
+    play.enter(now, "k0", prompt("talk0", 60))
+    late = play.enter(now, "late", prompt("new", 60))
+    assert "memory is full of 4 conversations" in str(play.gate.late(late, NOON + now))
+    play = Play()
+    play.enter(0, "a", prompt("x", 60))
+    refusal = play.gate.late(play.enter(1, "b", prompt("y", 60)), NOON + 600)
+    assert isinstance(refusal, Overloaded) and "one after the other" in str(refusal)
+
+
+def test_what_is_not_used_any_more_makes_room():
+    play = Play(capacity=1_000_000)
+    now = full(play)
+    play.enter(now, "k3", prompt("talk3", 60))
+    late = play.enter(now + HOT, "late", prompt("new", 60))
+    assert late.state == "active"
+
+
+def test_what_runs_is_in_use_however_long():
+    play = Play(capacity=1_000_000)
+    for n in range(4):
+        play.first(n, play.enter(n, f"k{n}", prompt(f"talk{n}", 60)))
+    late = play.enter(4 * HOT, "late", prompt("new", 60))
+    assert late.state == "waiting"
+
+
+def test_an_empty_engine_takes_anything():
+    assert Play(capacity=100_000).enter(0, "a", prompt("x", 1000)).state == "active"
+
+
+def test_ones_own_conversations_make_room_where_nothing_runs():
+    play = Play(capacity=1_000_000)
+    for n in range(4):
+        play.talk(n * 20, "a", prompt(n, 60))
+    assert play.enter(81, "a", prompt("new", 60)).state == "active"
+
+
+def test_the_caches_size_is_learned_from_what_was_cached():
+    play = Play(capacity=1_000_000)
+    size = play.place.mirror.most
+    for wrong, cached in ((True, 0), (False, 60 * BLOCK // 4)):
+        play.talk(0, "a", prompt("talk", 60))
+        ticket = play.enter(30, "a", prompt("talk", 60))
+        play.leave(40, ticket, cached)
+        assert (play.place.mirror.most < size) == wrong
+        size = play.place.mirror.most
+
+
+# ---- batches
+
+def test_a_batch_leaves_slots_free_and_comes_last():
+    play = Play(slots=4)
+    batch = [play.enter(n, "b", Need(batch=True)) for n in range(6)]
+    assert [ticket.state for ticket in batch] == ["active"] * (4 - SPARE) + ["waiting"] * (2 + SPARE)
+    quick = [play.enter(9, "a") for _ in range(3)]
+    assert [ticket.state for ticket in quick] == ["active", "active", "waiting"] and play.gate.position(batch[-1]) == 5
+    assert play.leave(10, batch[0]) == [quick[2]]
+
+
+@pytest.mark.parametrize(("slots", "runs"), [(1, 1), (2, 1), (3, 1), (4, 2)])
+def test_a_batch_runs_wherever_there_is_a_slot(slots, runs):
+    play = Play(slots=slots, heavy=0)
+    assert sum(play.enter(n, "b", Need(batch=True)).state == "active" for n in range(6)) == runs
+
+
+def test_a_batch_is_heavy_at_a_quarter():
+    play = Play()
+    assert play.enter(0, "a", prompt("x", 1.9, batch=True)).heavy and not play.enter(0, "b", prompt("y", 1.9)).heavy
+
+
+# ---- turns by work
+
+def test_work_is_charged_when_granted_and_corrected_at_the_end():
+    play = Play()
+    ticket = play.enter(0, "a", prompt("x", 4))
+    assert play.gate.account("a").turn == ticket.need.tokens + OUTPUT * ANSWER
+    play.gate.leave(ticket, 0, True, NOON + 2, (5000, 1000, 50))
+    assert play.gate.account("a").turn == 4000 + OUTPUT * 50
+    assert play.gate.leave(ticket, 0, True, NOON + 3, (5000, 1000, 50)) == [] and play.gate.account("a").turn == 4200
+
+
+def turns(play, needs, count=150):
+    """How many requests of each key had their turn, of so many, one after the other."""
+    had = dict.fromkeys(needs, 0)
+    running = [play.enter(n, key, needs[key]) for n in range(200) for key in needs][:1]
+    for at in range(count):
+        ticket = running.pop(0)
+        had[ticket.key] += 1
+        running += play.first(300 + at, ticket) + play.leave(300 + at, ticket, answer=10)
+    return had
+
+
+def test_turns_go_by_work():
+    had = turns(Play(slots=1), {"large": prompt("x", 1.8), "small": Need(tokens=400, answer=100)})
+    assert had["small"] > 5 * had["large"] > 0
+
+
+def test_a_key_with_a_share_of_three_has_three_turns():
+    play = Play(slots=1)
+    play.limits["a"] = Limits(share=3)
+    had = turns(play, {"a": Need(1000), "b": Need(1000)})
+    assert had["a"] == pytest.approx(3 * had["b"], abs=3)
+
+
+def test_who_was_away_has_saved_nothing_up():
+    play = Play(slots=1)
+    for at in range(30):
+        play.leave(at, play.enter(at, "a", prompt("x", 1)))
+    play.enter(40, "a", prompt("x", 1))
+    play.enter(41, "b")
+    assert play.gate.account("b").turn >= play.gate.floor > 0
+
+
+def test_to_turn_it_off_and_on_begins_the_turns_anew():
+    play = Play(slots=1)
+    play.enter(0, "a", prompt("x", 60))
+    play.gate.weigh(0, 1)
+    assert play.gate.account("a").turn == 0 and play.enter(1, "b").state == "waiting"
+
+
+# ---- tokens put by
+
+def test_what_runs_counts_for_the_limits_until_it_has_ended():
+    play = Play()
+    play.limits["a"] = Limits(tokens_per_minute=5000)
+    ticket = play.enter(0, "a", Need(4500, 600))
+    with pytest.raises(LimitExceeded, match="running"):
+        play.enter(1, "a")
+    assert play.gate.account("a").standing(play.limits["a"], NOON)["x-ratelimit-remaining-tokens"] == "0"
+    play.gate.leave(ticket, 100, True, NOON + 2)
+    assert play.enter(3, "a").state == "active"
+
+
+@pytest.mark.parametrize("limit", ["tokens_per_day", "tokens_per_month"])
+def test_many_at_once_cannot_spend_a_budget_many_times(limit):
+    play = Play(slots=20)
+    play.limits["a"] = Limits(**{limit: 10_000})
+    let_in = 0
+    for _ in range(20):
+        with suppress(QuotaExceeded):
+            play.enter(0, "a", Need(3000, 1000))
+            let_in += 1
+    assert let_in == 3 and play.gate.account("a").reserved == 12_000
+
+
+def test_those_that_wait_wait_on_while_tokens_are_put_by_and_are_refused_once_they_are_used():
+    play = Play(slots=2)
+    play.limits["a"] = Limits(tokens_per_day=10_000)
+    others = [play.enter(n, "b") for n in range(2)]
+    mine = [play.enter(3, "a", Need(6000, 1000)) for _ in range(3)]
+    assert play.leave(4, others[0]) == mine[:1] and play.leave(5, others[1]) == mine[1:2]
+    assert play.gate.leave(mine[0], 7000, True, NOON + 6) == [] and mine[2].state == "waiting"
+    assert play.gate.leave(mine[1], 7000, True, NOON + 7) == [mine[2]]
+    assert isinstance(mine[2].refusal, QuotaExceeded) and mine[2].state == "waiting"
+
+
+def test_the_minute_that_is_used_up_passes():
+    play = Play(slots=1)
+    play.limits["a"] = Limits(tokens_per_minute=1000)
+    first, second = play.enter(0, "a", Need(500)), play.enter(0, "a", Need(500))
+    assert play.gate.leave(first, 2000, True, NOON + 1) == []
+    assert play.tick(60) == [] and play.tick(61) == [second]
+
+
+def test_what_has_been_used_by_now_is_put_by_if_it_is_more_than_was_expected():
+    play = Play()
+    ticket = play.enter(0, "a", Need(100, 100))
+    for tokens, expected in ((150, 200), (9000, 9000)):
+        play.gate.reserve(ticket, tokens)
+        assert play.gate.account("a").reserved == expected
+    play.leave(1, ticket)
+    play.gate.reserve(ticket, 99_999)
+    assert play.gate.account("a").reserved == 0
+
+
+def test_what_is_charged_later_stays_put_by():
+    play = Play()
+    ticket = play.enter(0, "a", Need(100, 100))
+    play.gate.leave(ticket, None, True, NOON + 1)
+    assert play.gate.account("a").reserved == 200
+    play.gate.charge(ticket, 50, NOON + 2, (20, 0, 30))
+    assert (play.gate.account("a").reserved, play.gate.account("a").minute) == (0, 50)
+
+
+# ---- properties
+
+USAGE = st.one_of(st.none(), st.tuples(st.integers(0, 1 << 40), st.one_of(st.none(), st.integers(0, 1 << 40)), st.integers(0, 1 << 40)))
+NEEDS = st.builds(prompt, st.integers(0, 9), st.sampled_from([0, 0.5, 1, 3, 10, 60, 200]), batch=st.booleans(), whole=st.booleans())
+EVENTS = st.lists(st.tuples(st.sampled_from("eeeeffflltcpr"), st.sampled_from("abcd"), st.integers(0, 60), NEEDS, USAGE, st.sampled_from([0, 0, 1, 30, 200])), max_size=100)
+
+
+@settings(deadline=None)
+@given(EVENTS, st.integers(1, 4), st.integers(1, 2), st.sampled_from([None, 0, 100_000, 1_000_000]), st.sampled_from([0, 2000, 8000]))
+def test_whatever_happens(events, slots, at_once, capacity, heavy):
+    """Slots and heavy prompts stay in bounds, at equal clocks too and whatever usage says; in the end nothing is left, and all had their turn."""
+    play, tickets, now = Play(slots, capacity, heavy, at_once, ("A", "B")), [], 0
+    gate, alive = play.gate, lambda state: [ticket for ticket in tickets if ticket.state == state]
+    for kind, key, number, need, usage, passes in events:
+        now += passes
+        active = alive("active")
+        if kind == "e":
+            with suppress(Refusal):
+                tickets.append(play.enter(now, key, need))
+        elif kind == "f" and active:
+            play.first(now, active[number % len(active)])
+        elif kind == "l" and tickets:
+            gate.leave(tickets[number % len(tickets)], number, True, NOON + now, usage)
+        elif kind == "t":
+            play.tick(now)
+        elif kind == "c":
+            play.arrange(now, B=Seats(slots, 1, not play.seats["B"].open, capacity))
+        elif kind == "p" and active and active[number % len(active)].avoids is None:
+            gate.put_back(active[number % len(active)], NOON + now)
+        elif kind == "r":
+            gate.weigh(heavy and heavy + number, at_once)
+        check(play, alive("active"), alive("waiting"), slots, at_once)
+    gate.weigh(heavy, at_once)
+    play.arrange(now, B=Seats(slots, 1, True, capacity))
+    for _ in range(3000):                           # each second one ends
+        now += 60
+        play.tick(now)
+        for ticket in alive("active")[:1]:
+            play.leave(now, ticket)
+        if not alive("waiting") and not alive("active"):
+            break
+    assert not alive("waiting") and not alive("active") and gate.active == gate.waiting == 0
+    assert not any(lane.queues for lane in gate.lanes.values())
+    assert all((account.is_here, account.reserved) == (0, 0) for account in gate.accounts.values())
+    assert not any(place.running or place.reading for place in gate.places.values())
+
+
+def check(play, active, waiting, slots, at_once):
+    gate = play.gate
+    assert gate.active == len(active) and gate.waiting == len(waiting)
+    for name, place in gate.places.items():
+        here = {ticket for ticket in active if ticket.place == name}
+        assert set(place.running) == here and len(here) <= slots
+        assert set(place.reading) == {ticket for ticket in here if ticket.reading} and len(place.reading) <= at_once
+        assert place.mirror.tokens == pytest.approx(sum(block.tokens for block in place.mirror.blocks.values()), abs=1)
+        assert place.mirror.tokens <= place.mirror.most + 1 and len(place.rested) <= len(gate.accounts)
+    for account in gate.accounts.values():
+        assert account.turn <= max(gate.floor + MEMORY, gate.grants)
+    assert sum(account.reserved for account in gate.accounts.values()) == sum(ticket.reserved for ticket in active)
+
+
+@settings(deadline=None)
+@given(st.lists(NEEDS, max_size=6), NEEDS)
+def test_to_leave_undoes_to_enter(needs, need):
+    play = Play(slots=2)
+    for number, other in enumerate(needs):
+        play.enter(0, f"k{number}", other)
+
+    def state():
+        gate = play.gate
+        return [(line, list(queue)) for lane in gate.lanes.values() for line, queue in lane.queues.items()], gate.active, [
+            (key, account.active, account.waiting, account.reserved, account.turn) for key, account in gate.accounts.items()]
+
+    play.gate.account("me")
+    before = state()
+    ticket = play.enter(0, "me", need)
+    play.gate.leave(ticket, 0, False, NOON, (0, None, 0))
+    assert state()[:2] == before[:2] and state()[2][:-1] == before[2][:-1] and state()[2][-1][1:4] == (0, 0, 0)
+
+
+def test_nobody_waits_for_ever():
+    """Four keys keep the cache full all the time; a fifth one has its turn within patience and five times the readings."""
+    play = Play(capacity=1_000_000)
+    now = full(play)
+    running = {n: play.enter(now, f"k{n}", prompt(f"talk{n}", 60)) for n in range(4)}
+    out = [play.enter(now, f"out{n}", prompt(f"out{n}", 60)) for n in range(3)]
+    waited = []
+    for at in range(int(now), int(now) + 3000, 10):
+        for n, ticket in running.items():
+            play.first(at, ticket)
+            play.leave(at + 1, ticket)
+            running[n] = play.enter(at + 2, f"k{n}", prompt(f"talk{n}", 60))
+        play.tick(at + 5)
+        for ticket in [ticket for ticket in out if ticket.state == "active"]:
+            play.first(at + 6, ticket)
+            play.leave(at + 7, ticket)
+            waited.append(at - now)
+            out.remove(ticket)
+    assert not out and len(waited) == 3 and max(waited) <= 3 * (PATIENCE + 6 * 20)
+
+
+def test_a_decision_with_a_full_queue_is_quick():
+    """Its cost grows no faster than the queue: 4 times as many that wait take at most 8 times as long."""
+    from time import process_time
+
+    def cost(waiting):
+        play, found = Play(capacity=3_000_000), []
+        for n in range(waiting):
+            play.enter(n / 1000, f"k{n % 20}", prompt(n, 64))
+        for _ in range(5):
+            begin = process_time()
+            for at in range(20):
+                play.tick(1 + at)
+            found.append(process_time() - begin)
+        return min(found)
+
+    assert any(cost(800) < 8 * cost(200) for _ in range(3))
