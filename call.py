@@ -171,7 +171,7 @@ class Call:
         if tally.length.size < BLOCK and not self.key.limits.count_tokens:
             tokens = tally.rough_prompt()
         else:
-            tokens = tally.prompt()
+            tokens = tally.careful_prompt()
         return Need(
             tokens=tokens,
             answer=tally.answer() if is_chat else 0,
@@ -452,12 +452,12 @@ class Call:
             self.counting.kill(block=False)
             self.counting = None
 
-    def leave(self, tokens=None, usage=None):
+    def leave(self, tokens=None, usage=None, answered=True):
         """Give the slot, or the place in the queue, to others. What was used, as in Gate.leave, may
         be known later."""
         gate = self.gateway.gate
         reached = self.answer is not None
-        wake(gate.leave(self.ticket, tokens, reached, self.gateway.now(), usage))
+        wake(gate.leave(self.ticket, tokens, reached, self.gateway.now(), usage, answered))
         if gate.is_given_up(self.ticket.place):
             self.gateway.fleet.at(self.ticket.place).look_due.set()
 
@@ -469,7 +469,7 @@ class Call:
         if self.finished:
             wake(self.gateway.gate.charge(self.ticket, tokens, self.gateway.now(), usage))
         else:
-            self.leave(tokens, usage)
+            self.leave(tokens, usage, row is not None and row.status == 200)
 
     def figures(self, status=None):
         """The tokens of the request as fields of a Row; none if no engine has taken it.

@@ -13,6 +13,7 @@ import steps
 from mending.thinking import NAMES
 from values import as_dict, object_in, objects_in
 
+MOST_BYTES = 8  # of a token of a long text, at most
 BYTES_A_TOKEN = 4  # until a model has shown how many they are
 IMAGE_TOKENS = 1500  # the length of an image is none of its tokens
 ANSWER = 1000  # tokens of an answer, until a model has shown how many they are
@@ -204,6 +205,10 @@ class Tally:
     def rough_prompt(self):
         """The same at no cost, for a prompt that is too short for it to matter."""
         return self.length.size // BYTES_A_TOKEN
+
+    def careful_prompt(self):
+        """The same where fewer than there are would do harm, whatever an engine has said."""
+        return max(self.prompt(), self.length.size // MOST_BYTES)
 
     def answer(self):
         """How many tokens its answer is likely to have."""

@@ -288,12 +288,13 @@ class Gate:
 
     # -- out
 
-    def leave(self, ticket, tokens, reached, now, usage=None):
+    def leave(self, ticket, tokens, reached, now, usage=None, answered=True):
         """The request is over: it ran or gave up waiting. Leaving twice does nothing.
 
         tokens   how many it used; None: `charge` will say it
         reached  whether it came to an engine; if not, it is not counted as a request
         usage    see `charge`
+        answered all that was asked for has come
         Returns the tickets to be told.
         """
         if ticket.state == "left":
@@ -301,9 +302,7 @@ class Gate:
         account = self.account(ticket.key)
         if ticket.state == "active":
             account.active -= 1
-            place = self.places[ticket.place]
-            place.end(ticket, now)
-            place.learn_of_whole(ticket, now)
+            self.places[ticket.place].end(ticket, answered, now)
             ticket.lane.freed.append(now)
         elif ticket.state == "waiting":
             self.unqueue(ticket)
@@ -335,8 +334,8 @@ class Gate:
         if self.heavy and ticket.charged:
             self.work(account, ticket, ticket.cost_of(usage))
         place = self.places.get(ticket.place)
-        if place and cached is not None:
-            place.mirror.correct(ticket, prompt, min(cached, prompt))
+        if place:
+            place.learn(ticket, prompt, cached)
 
     def work(self, account, ticket, cost):
         """A key is charged so much work for a request, in place of what it was."""
@@ -558,15 +557,16 @@ class Gate:
             return held[0]
         if len(place.reading) >= self.at_once:
             return READING
-        if place.is_resting(ticket.key, now) and self.is_shared(name, ticket.key):
+        if place.is_resting(ticket.key, now) and self.is_shared(name, ticket.key, now):
             return RESTS
         if not first and not place.has_room(ticket, now):
             return FULL
         return None
 
-    def is_shared(self, name, key):
-        """Whether requests of other keys run at a place, or could."""
-        if any(ticket.key != key for ticket in self.places[name].running):
+    def is_shared(self, name, key, now):
+        """Whether requests of other keys run at a place, or could, or are likely to come soon."""
+        place = self.places[name]
+        if any(ticket.key != key for ticket in place.running) or place.serves_others(key, now):
             return True
         lanes = [lane for lane in self.lanes.values() if name in lane.places]
         return any(other != key for lane in lanes for _, other in lane.queues)

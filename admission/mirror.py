@@ -47,6 +47,8 @@ class Mirror:
 
     def hits(self, need):
         """How many blocks of a prompt it holds."""
+        if not need.hashes:
+            return 0
         return bisect_left(need.hashes, True, key=lambda each: each not in self.blocks)
 
     def cold(self, need):
@@ -56,6 +58,8 @@ class Mirror:
 
     def touch(self, key, need, now, count=None):
         """The first `count` blocks of a prompt are in use; None: all of them."""
+        if not need.hashes:
+            return
         tokens = tokens_a_block(need)
         befores = (None, *need.hashes)
         for index in reversed(range(len(need.hashes[:count]))):
@@ -77,10 +81,12 @@ class Mirror:
                 return
             yield each, block
 
-    def correct(self, ticket, prompt, cached):
-        """Learn from what an answer says was cached of its prompt."""
-        wrong = ticket.cold - (prompt - cached)
-        if ticket.need.hashes and abs(wrong) > max(2 * tokens_a_block(ticket.need), prompt / 4):
+    def correct(self, ticket, prompt, cold):
+        """Learn from how much of a prompt was not cached."""
+        if not ticket.need.hashes:
+            return
+        wrong = ticket.cold - cold
+        if abs(wrong) > max(2 * tokens_a_block(ticket.need), prompt / 4):
             self.most *= 1 + STEP if wrong > 0 else 1 - STEP
             self.most = min(self.most, 2 * (self.told or UNKNOWN))
             self.shrink()

@@ -12,6 +12,7 @@ TURNOVER = 5  # times the reading of a prompt before another one may push a conv
 PATIENCE = 180  # seconds after which whoever waits longest goes first
 PACE = 1000  # tokens a second at which prompts are read, until that was seen
 LEARNT = 0.2  # of a pace that was seen
+FADING = 0.05  # of a pace, for each long prompt that nobody saw being read
 FRESH = 30  # seconds after which what runs is noted to be in use again
 
 
@@ -94,16 +95,18 @@ class Place:
             self.reading[ticket] = True
         self.mirror.touch(ticket.key, ticket.need, now, self.mirror.hits(ticket.need))
 
-    def end(self, ticket, now):
+    def end(self, ticket, answered, now):
         """It does no more. What was read of its prompt by then is cached all the same."""
         del self.running[ticket]
-        if ticket.reading:
+        if answered and ticket.need.whole:
+            ticket.read_in = now - ticket.granted_at
+        if ticket.reading and not answered:
             hits = self.mirror.hits(ticket.need)
             missing = len(ticket.need.hashes) - hits
             read = min(1, self.progress(ticket, now) or 0)
             self.stop_reading(ticket, now, hits + int(missing * read))
         else:
-            self.mirror.touch(ticket.key, ticket.need, now)
+            self.stop_reading(ticket, now)
 
     def give_up(self, ticket):
         """It has not begun here."""
@@ -113,10 +116,31 @@ class Place:
 
     def has_read(self, ticket, now):
         """Its prompt has been read."""
-        if ticket.reading and not ticket.need.whole:
-            seen = ticket.cold / max(now - ticket.granted_at, 0.01)
-            self.pace = seen if self.pace is None else self.pace + LEARNT * (seen - self.pace)
+        if not ticket.need.whole:
+            ticket.read_in = now - ticket.granted_at
         self.stop_reading(ticket, now)
+
+    def learn(self, ticket, prompt, cached):
+        """Learn from an answer, whose engine says how long its prompt was, and how much of that was
+        cached; None: not that."""
+        cold = ticket.cold
+        if cached is not None:
+            cold = max(0, prompt - cached)
+            self.mirror.correct(ticket, prompt, cold)
+        if ticket.heavy and ticket.read_in and 2 * cold >= ticket.cold:
+            self.note_pace(cold / ticket.read_in, ticket.need.whole)
+
+    def note_pace(self, seen, at_least):
+        """`at_least`: it was that pace or a higher one. One that is higher than before is believed
+        with care: more may have been cached than anybody knew."""
+        if at_least:
+            self.pace = max(seen, (1 - FADING) * (self.pace or 0))
+        elif self.pace is None:
+            self.pace = seen
+        elif seen > self.pace:
+            self.pace += LEARNT * (min(seen, 2 * self.pace) - self.pace)
+        else:
+            self.pace += (seen - self.pace) / 2
 
     def stop_reading(self, ticket, now, count=None):
         """Nobody waits for it any more but, if it was a long one, its own key's next one."""
@@ -126,12 +150,6 @@ class Place:
             self.rested = {key: until for key, until in self.rested.items() if until > now}
             self.rested[ticket.key] = now + REST * (now - ticket.granted_at)
         self.mirror.touch(ticket.key, ticket.need, now, count)
-
-    def learn_of_whole(self, ticket, now):
-        """The answer of a long prompt has come in one piece: it was read at that pace at least."""
-        if ticket.need.whole and ticket.heavy:
-            least = ticket.cold / max(now - ticket.granted_at, 0.01)
-            self.pace = max(least, (1 - LEARNT) * (self.pace or 0))
 
     def read_by(self, now):
         """Those whose prompt should have been read by now, where nobody sees it."""
@@ -176,6 +194,10 @@ class Place:
         taken = sum(block.tokens for block in hot) + sum(other.cold for other in self.reading)
         room = min(self.capacity, self.mirror.most)
         return not taken or taken + self.mirror.cold(ticket.need) + ticket.need.answer <= room
+
+    def serves_others(self, key, now):
+        """Whether conversations of other keys are going on in its cache."""
+        return any(block.key != key for _, block in self.mirror.hot(now - HOT))
 
     def conversations(self, now):
         """How many are going on in its cache."""

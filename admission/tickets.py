@@ -49,6 +49,7 @@ class Ticket:
     cold      tokens of its prompt that its engine has to read anew
     heavy     its prompt was a heavy one when it was granted
     reading   and is still being read
+    read_in   seconds in which its prompt was read, or its whole answer made; None: nobody saw it
     charged   tokens of work that its key has been charged for it
     reserved  tokens that its key has put by for it
     """
@@ -59,7 +60,7 @@ class Ticket:
         self.entered = entered
         self.home = home
         self.need = need
-        self.granted_at = self.place = self.avoids = self.held = self.refusal = None
+        self.granted_at = self.place = self.avoids = self.held = self.refusal = self.read_in = None
         self.passed = self.turn = self.cold = self.charged = self.reserved = 0
         self.heavy = self.reading = False
         self.state = "preparing"

@@ -13,6 +13,7 @@ from errors import LimitExceeded, Overloaded, QueueFull, QuotaExceeded, Refusal
 
 NOON = 1_796_040_000.0                              # 2026-11-30 12:00 UTC
 ANSWER = 1000
+LIGHT = Need()
 
 
 def prompt(text, blocks, **more):
@@ -34,7 +35,7 @@ class Play:
         self.seats |= seats
         return self.gate.arrange({"m": tuple(self.seats)}, self.seats, NOON + at)
 
-    def enter(self, at, key, need=Need(), **more):
+    def enter(self, at, key, need=LIGHT, **more):
         ticket, granted = self.gate.enter(key, "m", self.limits.get(key, NONE), NOON + at, need=need, **more)
         ticket.got_in = granted
         return ticket
@@ -42,8 +43,8 @@ class Play:
     def first(self, at, ticket):
         return self.gate.first_token(ticket, NOON + at)
 
-    def leave(self, at, ticket, cached=None, answer=100):
-        return self.gate.leave(ticket, 0, True, NOON + at, (ticket.need.tokens, cached, answer))
+    def leave(self, at, ticket, cached=None, answer=100, **more):
+        return self.gate.leave(ticket, 0, True, NOON + at, (ticket.need.tokens, cached, answer), **more)
 
     def tick(self, at):
         return self.gate.tick(NOON + at)
@@ -84,7 +85,7 @@ def test_the_turn_of_a_conversation_is_light():
     assert (busy.state, again.state, again.cold, again.heavy) == ("active", "active", BLOCK * 1.5 / 4, False)
 
 
-@pytest.mark.parametrize("change", [dict(text="other"), dict(blocks=25)])
+@pytest.mark.parametrize("change", [{"text": "other"}, {"blocks": 25}])
 def test_what_is_not_cached_is_cold(change):
     play = Play()
     play.talk(0, "a", prompt("talk", 20))
@@ -109,19 +110,40 @@ def test_who_is_alone_need_not_rest():
     assert play.first(100, first) == [own]
 
 
+@pytest.mark.parametrize("at, rests", [(30, True), (30 + HOT, False)])
+def test_it_rests_too_while_conversations_of_others_are_going_on(at, rests):
+    """The next turn of one may come any moment."""
+    play = Play()
+    play.talk(0, "z", prompt("talk", 60))
+    first, own = play.enter(at, "a", prompt("x", 60)), play.enter(at + 1, "a", prompt("y", 60))
+    assert play.first(at + 100, first) == ([] if rests else [own])
+
+
 def test_a_prompt_that_was_left_counts_as_read_as_far_as_it_was():
     play = Play()
     play.talk(0, "z", prompt("pace", 60))           # 24,576 tokens a second
     left = play.enter(100, "a", prompt("x", 60))
-    play.leave(105, left)
-    again = play.enter(106, "a", prompt("x", 60))
+    play.leave(105, left, answered=False)
+    again = play.enter(111, "a", prompt("x", 60))      # its key has rested
     assert again.state == "active" and again.cold == 30 * BLOCK / 4
+
+
+@pytest.mark.parametrize(("cached", "pace"), [(None, 29491), (59 * BLOCK // 4, 24576), (0, 29491)])
+def test_a_pace_is_learned_from_what_was_not_cached(cached, pace):
+    """Of a prompt that was cached after all none is; one that seems quicker than before is believed with care."""
+    play = Play()
+    play.talk(0, "z", prompt("pace", 60))
+    ticket = play.enter(100, "a", prompt("x", 60))
+    play.first(101, ticket)
+    play.leave(102, ticket, cached)
+    assert int(play.place.pace) == pace
 
 
 def test_a_prompt_whose_first_token_nobody_sees_is_read_by_estimate():
     play = Play()
     play.talk(0, "z", prompt("pace", 60))
-    whole, second = play.enter(100, "a", prompt("x", 60, whole=True)), play.enter(101, "b", prompt("y", 60))
+    play.enter(100, "a", prompt("x", 60, whole=True))
+    second = play.enter(101, "b", prompt("y", 60))
     assert play.tick(109) == [] and play.tick(110) == [second]
 
 
@@ -130,6 +152,7 @@ def test_while_no_pace_is_known_it_is_read_until_it_ends():
     whole, second = play.enter(0, "a", prompt("x", 60, whole=True)), play.enter(1, "b", prompt("y", 60))
     assert play.tick(500) == [] and play.leave(600, whole) == [second]
     assert play.place.pace == pytest.approx(60 * BLOCK / 4 / 600)
+    assert not play.enter(601, "a", prompt("x", 61)).heavy
 
 
 def test_how_far_a_heavy_prompt_has_been_read():
