@@ -20,6 +20,7 @@ from errors import RETRY_AFTER, ClientGone, Overloaded, UpstreamError
 from faults import as_refusal
 from gateway import stuck, wake
 from loop import take_turn
+from people import account_of
 from store.ledger import Row
 from watch import ClientWatch
 
@@ -51,6 +52,7 @@ class Call:
     halted   its answer is not read for want of room
     tally    counting.Tally, from when it asks for a slot
     loads    its engine has to load the model first
+    person   who of the people behind the key asks, or ""
     charged  an Event: what it used is counted for the key's limits
     started  when it began, in epoch seconds; the other moments of its way are by the monotonic
              clock: begun, entered (the queue), granted (a slot), first (token), finished (the slot
@@ -69,6 +71,7 @@ class Call:
         self.open = True
         self.route = ""
         self.key = self.ask = self.usage = None
+        self.person = ""
         self.watch = self.ticket = self.answer = self.counting = None
         self.tally = self.pump = self.engine = self.conversation = None
         self.kept = 0
@@ -78,6 +81,11 @@ class Call:
         self.begun = monotonic()
         self.entered = self.granted = self.first = self.finished = None
         gateway.live.add(self)
+
+    @property
+    def account(self):
+        """Who it counts for, wherever turns, limits and memory are shared out."""
+        return self.key and account_of(self.key.id, self.person)
 
     # -- the client
 
@@ -113,7 +121,8 @@ class Call:
         if ask.images:
             self.await_charges()
             self.ticket = self.gateway.gate.prepare(*self.entry())
-            ask.fill_in(images.fetch_all(ask.images, self.gateway.settings, self.key.id, self.hold))
+            settings = self.gateway.settings
+            ask.fill_in(images.fetch_all(ask.images, settings, self.account, self.hold))
 
     def hold(self, size):
         """Count bytes that came beside the body.
@@ -124,22 +133,21 @@ class Call:
             self.body.add(size)
 
     def measure(self, ask):
-        """Measure a request: a large one beforehand, in a thread, where its images are still to
-        come. What an engine only counts, or embeds, is in no cache afterwards."""
+        """The Measure of a request: of a large one beforehand, in a thread, where its images are
+        still to come. What an engine only counts, or embeds, is in no cache afterwards."""
         chain = None
-        if ask.body and ask.model.purpose == "chat":
+        if self.gateway.settings.heavy_prompt and ask.body and ask.model.purpose == "chat":
             chain = Chain(self.gateway.secret, ask.model.lane)
         parts = ask.body or ask.count
         parts = [b"data:" if isinstance(part, str) else part for part in parts]
-        ask.measured = measure(parts, chain)
+        return measure(parts, chain)
 
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
         self.entered = monotonic()
-        if not ask.measured:
-            self.measure(ask)
+        measured = ask.measured or self.measure(ask)
         meter = self.gateway.fleet.meter(ask.model)
-        self.tally = Tally(meter, ask.body, ask.model.context, ask.most, ask.measured)
+        self.tally = Tally(meter, ask.body, ask.model.context, ask.most, measured)
         if not self.ticket:
             self.await_charges()
         if ask.count:  # while the request waits, and while its prompt is read
@@ -160,9 +168,9 @@ class Call:
         home = None
         if ask.opening is not None:
             homes = self.gateway.homes
-            self.conversation = homes.name_of(self.key.id, ask.model.lane, ask.opening)
+            self.conversation = homes.name_of(self.account, ask.model.lane, ask.opening)
             home = homes.find(self.conversation)
-        return self.key.id, ask.model.lane, self.key.limits, self.gateway.now(), home
+        return self.account, ask.model.lane, self.key.limits, self.gateway.now(), home
 
     def need(self):
         """What it will take of its engine, as the Gate asks it."""
@@ -177,6 +185,7 @@ class Call:
             answer=tally.answer() if is_chat else 0,
             size=tally.length.size,
             hashes=tally.hashes,
+            batch=self.ask.batch,
             whole=self.ask.stream is None,
             light=not is_chat,
         )
@@ -188,7 +197,7 @@ class Call:
             return
         until = monotonic() + pump.AFTERWORD
         for call in list(self.gateway.live):
-            if call.key is None or call.key.id != self.key.id:
+            if call.account != self.account:
                 continue
             if call.is_closing:
                 call.charged.wait(max(0, until - monotonic()))
@@ -351,7 +360,7 @@ class Call:
         """Count bytes of an answer in memory. Where there is no room, the engine is not read on for
         a while, since slow readers make room. Raises Overloaded."""
         until = monotonic() + ROOM_WAIT
-        while not self.gateway.answers.fits(self.key.id, self.kept, size):
+        while not self.gateway.answers.fits(self.account, self.kept, size):
             self.halted = True
             if monotonic() > until or self.kept + size > self.gateway.answers.most:
                 raise Overloaded(
@@ -360,7 +369,7 @@ class Call:
                 )
             sleep(ROOM_LOOK)
         self.halted = False
-        self.gateway.answers.take(self.key.id, size)
+        self.gateway.answers.take(self.account, size)
         self.kept += size
 
     def hold_stream(self):
@@ -376,7 +385,7 @@ class Call:
     def keep_only(self, size):
         """No more than so many bytes of the answer are in memory any more."""
         if self.kept > size:
-            self.gateway.answers.release(self.key.id, self.kept - size)
+            self.gateway.answers.release(self.account, self.kept - size)
             self.kept = size
 
     # -- the end
@@ -524,6 +533,7 @@ class Call:
             streamed=stream is not None,
             aborted=status == LEFT,
             truncated=bool(stream and error and self.first),
+            person=self.person,
             **tokens,
         )
 

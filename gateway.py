@@ -8,6 +8,7 @@ from gevent import sleep
 
 from engines.homes import Homes
 from errors import EngineStuck, ShuttingDown
+from people import is_person
 from store import ledger
 from store.database import DATABASE_FAULTS
 
@@ -28,9 +29,10 @@ class Gateway:
     homes     engines.homes.Homes: where conversations ran last
     live      the calls that have not ended
     secret    a key for what is kept of prompts, in memory alone: nobody can tell them by it
+    people    people.People: those behind keys, who were seen last
     """
 
-    def __init__(self, settings, fleet, gate, ledger, bodies, answers, notes=(), odd=None):
+    def __init__(self, settings, fleet, gate, ledger, bodies, answers, people, notes=(), odd=None):
         """The parts, which `sparks.py` makes."""
         self.settings = settings
         self.fleet = fleet
@@ -38,6 +40,7 @@ class Gateway:
         self.ledger = ledger
         self.bodies = bodies
         self.answers = answers
+        self.people = people
         self.notes = notes
         self.odd = odd
         self.homes = Homes()
@@ -80,6 +83,24 @@ class Gateway:
         today = ledger.used_by_key(day, day)  # a clock that was set back leaves later days
         for key, tokens in ledger.used_by_key(day[:8] + "01", day[:8] + "31").items():
             self.gate.begin(key, today.get(key, 0), tokens, wall)
+        for account in filter(is_person, list(self.gate.accounts)):
+            self.gate.forget(account)  # until they ask again
+
+    def person(self, key, value):
+        """Who of the people behind a key asks, by what its header says; "" where that is nothing.
+        The Gate knows what they have used in the month."""
+        gate = self.gate
+        name = self.people.name_of(value, key.trusts_values)
+        if not name:
+            return ""
+        wall = time()
+        day = ledger.utc_day(wall)
+        name = self.people.admit(key.id, name, day, lambda one: gate.forget((key.id, one)))
+        if (key.id, name) not in gate.accounts:
+            with suppress(*DATABASE_FAULTS):
+                used = ledger.used_by_person(key.id, name, day)
+                gate.begin((key.id, name), *used, wall)
+        return name
 
     def drain(self, seconds):
         """Let nobody in any more, give the live requests so long, then end each with an error."""

@@ -24,6 +24,7 @@ except ImportError:
 
 import hashlib
 import json
+import re
 import secrets
 import time
 from datetime import UTC, date, datetime, timedelta
@@ -68,6 +69,10 @@ class KeyRow(peewee.Model):
     reasoning_field = peewee.CharField(null=True)
     keepalive_form = peewee.CharField(null=True)
     admin = peewee.BooleanField(default=False)
+    share = peewee.IntegerField(null=True)
+    batch = peewee.BooleanField(null=True)
+    trusts = peewee.CharField(null=True)  # a header's name
+    trusts_values = peewee.BooleanField(null=True)
 
     class Meta:
         database = database
@@ -75,7 +80,7 @@ class KeyRow(peewee.Model):
 
     @property
     def limits(self):
-        return Limits(*(getattr(self, name) for name in Limits._fields[:-1]))
+        return Limits(*(getattr(self, name) for name in Limits._fields))
 
 
 # ---- keys for the gateway
@@ -92,6 +97,9 @@ class Key(NamedTuple):
     reasoning_field: str | None = None  # None: as the model's
     admin: bool = False
     keepalive_form: str | None = None  # None: the setting keepalive_form
+    batch: bool = False  # its requests are last in turn
+    trusts: str | None = None  # the header that names the people behind it
+    trusts_values: bool = False  # whose values the ledger keeps as they are, and not a hash
 
 
 def key_of(row):
@@ -99,8 +107,9 @@ def key_of(row):
     models = ()
     if row.models:
         models = tuple(row.models.split(","))
-    more = row.reasoning_field, row.admin, row.keepalive_form
-    return Key(row.id, row.name, row.limits, models, expires, *more)
+    more = row.reasoning_field, row.admin, row.keepalive_form, bool(row.batch)
+    people = row.trusts, bool(row.trusts_values)
+    return Key(row.id, row.name, row.limits, models, expires, *more, *people)
 
 
 class Keyring:
@@ -276,6 +285,8 @@ def cli():
     ./run.sh keys list               who has keys
     ./run.sh keys revoke alice       alice's keys stop working with the next request
     ./run.sh keys limit alice        what alice may use; with options, sets it
+    ./run.sh keys limit webui --trusts X-OpenWebUI-User-Id
+                                     the people behind a web UI's key are told apart
     ./run.sh keys usage              who used how much
     ./run.sh keys log --follow       requests as they end
     """
@@ -401,15 +412,46 @@ class Count(click.ParamType):
     """A whole number from 1 on, or `none`."""
 
     name = "N|none"
+    most = 1 << 53
+    expected = "from 1 on"
 
     def convert(self, value, param, ctx):
+        """An int, or CLEARED."""
         if isinstance(value, int) or value is CLEARED:
             return value
         if value.lower() == "none":
             return CLEARED
-        if not value.isdecimal() or not 1 <= int(value) <= 1 << 53:
-            self.fail(f"{value!r} is no whole number from 1 on, nor none", param, ctx)
+        digits = value.isdecimal() and len(value) < 20
+        if not digits or not 1 <= int(value) <= self.most:
+            self.fail(f"{value!r:.60} is no whole number {self.expected}, nor none", param, ctx)
         return int(value)
+
+
+class Share(Count):
+    most = 100
+    expected = f"from 1 to {most}"
+
+
+class Header(click.ParamType):
+    """The name of a header that says for whom a request is, or `none`."""
+
+    name = "HEADER|none"
+
+    def convert(self, value, param, ctx):
+        """The name as it was typed, or CLEARED."""
+        if not isinstance(value, str):
+            return value
+        if value.lower() == "none":
+            return CLEARED
+        if len(value) > LONGEST_HEADER or not TOKEN.fullmatch(value):
+            what = "is no name of a header"
+        elif "_" in value:
+            what = "has an underscore, and such headers are not let in: have it sent with hyphens"
+        elif NO_PERSON.fullmatch(value):
+            what = "says something else than who a person is"
+        else:
+            return value
+        self.fail(f"{value!r:.60} {what}; it takes one such as X-OpenWebUI-User-Id", param, ctx)
 
 
 class Until(click.ParamType):
@@ -436,6 +478,21 @@ class Until(click.ParamType):
 
 
 CLEARED = object()  # an option given as `none`
+TOKEN = re.compile(r"[!#-'*+.^-z|~\w-]+", re.ASCII)  # RFC 9110 5.6.2
+LONGEST_HEADER = 100  # characters of its name
+# Headers that are secrets, differ with each request or conversation, are alike for everybody, or
+# are HTTP's own.
+NO_PERSON = re.compile(
+    r".*(?:authorization|cookie|token|secret|password|api-?key).*"
+    r"|(?:.*-)?(?:request|correlation|trace|span|session|chat|conversation|thread|message)-?id"
+    r"|traceparent|tracestate|baggage|b3|x-b3-.*|cf-ray|x-cloud-trace-context|idempotency-key"
+    r"|(?:accept|content|if|sec|access-control|proxy|x-stainless|x-sparks|anthropic|openai)-.*"
+    r"|accept|age|allow|cache-control|connection|date|dnt|etag|expect|expires|host|keep-alive"
+    r"|max-forwards|origin|pragma|priority|range|referer|server|te|trailer|transfer-encoding"
+    r"|upgrade|upgrade-insecure-requests|user-agent|vary|via|warning"
+    r"|forwarded|x-forwarded-(?:for|host|port|prefix|proto|scheme|server|ssl)|x-requested-with",
+    re.IGNORECASE,
+)
 LIMITS = (
     "requests_per_minute",
     "tokens_per_minute",
@@ -446,7 +503,12 @@ LIMITS = (
     "expires",
     "reasoning_field",
     "keepalive_form",
+    "share",
+    "batch",
+    "trusts",
+    "trusts_values",
 )
+FLAGS = ("batch", "trusts_values")
 
 
 @cli.command()
@@ -472,6 +534,28 @@ LIMITS = (
     type=click.Choice([*settings.KEEPALIVE_FORMS, "none"]),
     help="What keeps its silent streams alive.",
 )
+@click.option(
+    "--share",
+    type=Share(),
+    help="The weight of its turns where others wait, 1 to 100; none: 1, as anybody's.",
+)
+@click.option(
+    "--batch/--no-batch",
+    default=None,
+    help="Its requests are last in turn, and answered when nobody else needs the slots.",
+)
+@click.option(
+    "--trusts",
+    type=Header(),
+    help="The header in which its program names the person for whom it asks, such as a web UI's"
+    " X-OpenWebUI-User-Id: each has turns, limits and figures as if by a key of their own. Whoever"
+    " has the key is believed.",
+)
+@click.option(
+    "--trusts-values/--no-trusts-values",
+    default=None,
+    help="Keep what that header says itself in the ledger, and not a hash of it.",
+)
 @click.option("--clear", is_flag=True, help="Drop all limits first.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects instead.")
 def limit(name_or_prefix, clear, as_json, **given):
@@ -482,10 +566,12 @@ def limit(name_or_prefix, clear, as_json, **given):
     if "models" in changes:
         changes["models"] = patterns(changes["models"])
     for name, value in changes.items():
-        if value in (CLEARED, "none"):
+        if value in (CLEARED, "none", False):
             changes[name] = None
     if clear:
         changes = {**dict.fromkeys(LIMITS), **changes}
+    if "trusts" in changes and not changes["trusts"]:  # a later header is another matter
+        changes.setdefault("trusts_values", None)
     revoked = []
     if changes:
         rows, revoked = change(rows, **changes)
@@ -514,14 +600,19 @@ def limit_facts(row):
         **{name: getattr(row, name) for name in LIMITS},
         "models": row.models and row.models.split(","),
         "expires": iso(row.expires),
+        **{name: bool(getattr(row, name)) for name in FLAGS},
     }
 
 
 def limit_line(row):
     known = {**limit_facts(row), "models": row.models}
-    parts = [
-        f"{name.replace('_', ' ')}: {known[name]}" for name in LIMITS if known[name] is not None
-    ]
+    parts = []
+    for name in LIMITS:
+        words = name.replace("_", " ")
+        if name not in FLAGS and known[name] is not None:
+            parts.append(f"{words}: {known[name]}")
+        elif known[name] is True:
+            parts.append(words)
     return "  ".join(parts) or "no limits"
 
 
@@ -565,7 +656,10 @@ def usage(name, since, days, by, as_json, as_csv, plot):
     if as_csv and not plot:
         return click.echo(report.as_csv(totals, by), nl=False)
     if not totals:
-        return click.echo("no requests yet", err=True)
+        hint = ""
+        if by == "person":
+            hint = " of people behind a key, see `keys limit --help`: --trusts"
+        return click.echo(f"no requests{hint} yet", err=True)
     if plot:
         return click.echo(report.plot(totals), nl=False)
     for line in report.table(totals):

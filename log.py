@@ -128,6 +128,7 @@ class RequestLog:
             "time": timestamp(time()),
             "id": row.id,
             "key": key and key.name,
+            "person": row.person or None,
             "route": row.route,
             "model": row.model or None,
             "status": row.status,

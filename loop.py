@@ -1,7 +1,7 @@
 """The event loop that all requests share: how long work takes its turns in it."""
 
 import gc
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from contextlib import contextmanager
 from time import monotonic, time
 
@@ -92,20 +92,28 @@ class Shares:
     """
 
     def __init__(self, each, most, spare=0):
+        self.users = Counter()  # how many have or want something, by their owner
         self.owned = defaultdict(lambda: BoundedSemaphore(each))
         self.all = BoundedSemaphore(most)
         self.spares = defaultdict(lambda: BoundedSemaphore(spare))
         self.spare = spare
 
     def acquire(self, owner):
-        self.owned[owner].acquire()
+        """Wait for a place; `release` gives it back."""
+        self.users[owner] += 1
+        try:
+            self.owned[owner].acquire()
+        except BaseException:  # the time is over, or the client has left
+            self.leave(owner)
+            raise
         place = self.all
         if self.spare and place.locked():
             place = self.spares[owner]
         try:
             place.acquire()
-        except BaseException:  # the time is over, or the client has left
+        except BaseException:
             self.owned[owner].release()
+            self.leave(owner)
             raise
 
     def release(self, owner):
@@ -115,6 +123,14 @@ class Shares:
         else:
             self.all.release()
         self.owned[owner].release()
+        self.leave(owner)
+
+    def leave(self, owner):
+        """Nothing is kept of owners that are gone."""
+        self.users[owner] -= 1
+        if not self.users[owner]:
+            for table in (self.users, self.owned, self.spares):
+                table.pop(owner, None)
 
     @contextmanager
     def one(self, owner):

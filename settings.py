@@ -21,6 +21,8 @@ from errors import SettingsError
 HOME = Path(__file__).resolve().parent
 # What keeps a silent stream alive: comment lines, or empty chunks.
 KEEPALIVE_FORMS = ("comment", "chunk")
+# What an engine goes by among the requests that it has: when they came, or their priority first.
+POLICIES = ("fcfs", "priority")
 UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 HOST = re.compile(r"(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:\d{1,5})?")  # [IPv6], IPv4 or a name; a port
 # A scheme may be an app's or a browser extension's; a page from a file has the origin "null".
@@ -251,6 +253,7 @@ class Setting:
 SETTINGS = [
     Setting("upstream", "http://127.0.0.1:8000", read_urls),
     Setting("upstream_key", None, read_secret),
+    Setting("scheduling", "fcfs", one_of(*POLICIES)),
     Setting("model", None, read_text),
     Setting("stand_in_for", ["claude-*", "gpt-*"], read_names),
     Setting("bind", "127.0.0.1:8080", read_bind),
@@ -303,6 +306,7 @@ class EngineEntry:
     slots: int | None = None  # of each of its models; None: the setting max_active
     weight: float = 1  # how many requests it takes beside another one's
     drain: bool = False  # it gets no new requests
+    scheduling: str | None = None  # one of POLICIES; None: the setting scheduling
 
 
 ENGINE_KEYS = {
@@ -311,6 +315,7 @@ ENGINE_KEYS = {
     "slots": whole_number(1, 100_000),
     "weight": number_within(0.01, 100),
     "drain": read_flag,
+    "scheduling": one_of(*POLICIES),
 }
 
 

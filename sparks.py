@@ -71,11 +71,12 @@ from gateway import Gateway
 from log import RequestLog, say, set_up
 from metrics import Metrics
 from monitor import Monitor
+from people import People
 from settings import load
 from store import ledger, states
 from store.database import DATABASE_FAULTS, check_whole, let_go, never_wait, open_database, whole
 from store.file import identity
-from store.seal import own_seal
+from store.seal import own_seal, secret
 
 logger = logging.getLogger("sparks")
 SOON = 5  # seconds in which the engines should have been looked at
@@ -175,6 +176,7 @@ class Service:
             self.ledger,
             Bodies(settings.max_bodies),
             Room(settings.max_bodies),
+            People(secret("people")),
             (RequestLog(settings.log).note, metrics.note),
             metrics.odd,
         )

@@ -44,6 +44,7 @@ from mending.answer import (
     fit_finish,
     index_of,
     join_parts,
+    name_tier,
     note_end,
     read_message,
     read_text,
@@ -159,18 +160,19 @@ class EventTemplate:
     before, after   the bytes around the text, with the blank line
     begin, end      where in such an event the text stands, as a slice's bounds
     thought, kind   whether the text is reasoning; "reasoning" or "text"
-    joints          for a client that gets the reasoning, or the model, under other names: what
-                    stands before, between and after the texts; else None
+    joints          for a client that gets the reasoning, or the model, under other names, or is
+                    told its tier: what stands before, between and after the texts; else None
     """
 
     __slots__ = ("before", "after", "begin", "end", "joints", "thought", "kind")
 
-    def __init__(self, event, found, names, model=None):
+    def __init__(self, event, found, names, model=None, tier=None):
         """
         event   one that is all text, without its blank line
         found   the text in it: a match of CHAT_TEXT or COMPLETION_TEXT
         names   those under which the client gets the reasoning, as bytes
         model   what the client gets for the model's name, with the field's; None: what came
+        tier    what the client gets before all other fields; None: nothing
         """
         self.before = event[: found.start(2)]
         self.after = event[found.end(2) :] + b"\n\n"
@@ -188,6 +190,9 @@ class EventTemplate:
             ends = (MODEL.sub(lambda _: model, end) for end in (first, self.after))
             first, last = ends
             self.joints = (first, *between, last)
+        if tier is not None:
+            first, *rest = self.joints or (self.before, self.after)
+            self.joints = (first.replace(b"{", b"{" + tier, 1), *rest)
 
     def text(self, data):
         """The text of an event that fits, or None. `data` is one event with its blank line, or
@@ -273,6 +278,7 @@ class ChatStream:
         """
         self.names = names
         self.model = model
+        self.tier = None  # what its chunks say of the service tier
         self.raw_model = model and b'"model":' + dumps(model)
         self.raw_names = tuple(name.encode() for name in names)
         self.wants_usage = usage
@@ -391,7 +397,9 @@ class ChatStream:
         if self.head is None or index is None:
             return b": %b\n\n" % note.encode()
         self.renames = self.renames or not self.named
-        return data_event({**self.head, "choices": [self.empty_choice(index)]})
+        sign = {**self.head, "choices": [self.empty_choice(index)]}
+        name_tier(sign, self.tier)
+        return data_event(sign)
 
     def alive_in_chunks(self, name, created, model):
         """Have the signs of life be empty chunks, for clients that count events and no comments.
@@ -469,6 +477,8 @@ class ChatStream:
             and is_utf8(event)
         ):
             return None
+        if self.tier and b'"service_tier"' in event:
+            return None
         found = self.text_pattern.search(event)
         if not found or event.count(b'"reasoning') + event.count(b'"content"') > 1:
             return None
@@ -477,7 +487,8 @@ class ChatStream:
             model = None
         elif event.count(b'"model"') > 1 or not MODEL.search(event):
             return None
-        template = EventTemplate(event, found, self.raw_names, model)
+        tier = self.tier and b'"service_tier":%b,' % dumps(self.tier)
+        template = EventTemplate(event, found, self.raw_names, model, tier)
         if template.kind not in self.said:
             if is_blank(found[2]):  # line ends alone say nothing
                 return None
@@ -557,6 +568,7 @@ class ChatStream:
             self.tokens_at_usage = self.tokens
             return b""
         changed = self.take_model(chunk) or changed
+        changed = name_tier(chunk, self.tier) or changed
         if chunk.get("choices") != choices:
             chunk["choices"] = choices  # the SDKs iterate it
             changed = True

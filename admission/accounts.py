@@ -38,8 +38,9 @@ class Account:
 
     active, waiting, preparing
                      its requests right now
-    turn             when it had its last turn: counted in grants or, where the Gate knows tokens,
-                     in tokens of work
+    worked           the work that was done for it, in tokens for a share of 1; where the Gate
+                     knows no tokens, when it had its last turn, counted in grants
+    pending          the same of the work that is being done, as it is expected
     granted          {whether the prompt was a heavy one: when the last such was granted}
     requests         moments of the last minute's requests
     tokens           (moment, count) of the last minute; `minute` is the sum of the counts
@@ -51,7 +52,7 @@ class Account:
         """It has used nothing."""
         self.limits = NONE
         self.active = self.waiting = self.preparing = 0
-        self.turn = 0
+        self.worked = self.pending = 0
         self.granted = dict.fromkeys((True, False), float("-inf"))
         self.requests = deque()
         self.tokens = deque()
@@ -85,6 +86,23 @@ class Account:
         """Put so many tokens by for a request, in place of those that were."""
         self.reserved += tokens - ticket.reserved
         ticket.reserved = tokens
+
+    # -- turns
+
+    @property
+    def turn(self):
+        """The key with the least has the next turn."""
+        return self.worked + self.pending
+
+    def begin_work(self, ticket):
+        ticket.charged = ticket.cost / (self.limits.share or 1)
+        self.pending += ticket.charged
+
+    def end_work(self, ticket, work, most):
+        """A request was so much work, for a share of 1. `most`: how far the key may fall behind."""
+        self.pending -= ticket.charged
+        self.worked = min(self.worked + work, most)
+        ticket.charged = 0
 
     # -- limits
 

@@ -55,7 +55,7 @@ class Gate:
         self.places = {}
         self.accounts = {}
         self.grants = 0
-        self.floor = 0  # the turn of whoever was granted last
+        self.floor = 0  # what whoever was granted last had worked by then
         self.ahead = 0.0  # seconds by which the wall clock is ahead of the one that is passed in
         self.closed = False  # draining: nobody comes in any more
 
@@ -83,12 +83,20 @@ class Gate:
         self.account(key).day.raise_to(day, wall)
         self.account(key).month.raise_to(month, wall)
 
+    def forget(self, key):
+        """Forget what a key has used. Returns whether that is so: not while it has requests."""
+        account = self.accounts.get(key)
+        if account and (account.is_here or account.preparing or account.reserved):
+            return False
+        self.accounts.pop(key, None)
+        return True
+
     def weigh(self, heavy, at_once):
         """Take such prompts for heavy ones from now on."""
         if bool(heavy) != bool(self.heavy):  # turns are counted in something else
             self.floor = 0
             for account in self.accounts.values():
-                account.turn = 0
+                account.worked = 0
         self.heavy = heavy
         self.at_once = at_once
 
@@ -213,7 +221,7 @@ class Gate:
     def queue(self, ticket, now):
         account = self.account(ticket.key)
         if self.heavy and not account.is_here:  # who was away has saved nothing up
-            account.turn = max(account.turn, self.floor)
+            account.worked = max(account.worked, self.floor)
         account.preparing -= 1
         account.waiting += 1
         ticket.state = "waiting"
@@ -324,24 +332,23 @@ class Gate:
         account = self.account(ticket.key)
         account.reserve(ticket, 0)
         account.spend(tokens, now, now + self.ahead)
-        if usage and ticket.granted_at is not None:
-            self.correct(account, ticket, usage)
+        if ticket.granted_at is not None:
+            self.settle(account, ticket, usage)
         return self.turned_away(ticket.key, account, now) + self.grant(now)
 
-    def correct(self, account, ticket, usage):
-        """What a request was, in place of what had been expected."""
-        prompt, cached, _ = usage
-        if self.heavy and ticket.charged:
-            self.work(account, ticket, ticket.cost_of(usage))
+    def settle(self, account, ticket, usage):
+        """What a request was counts, in place of what had been expected."""
+        work = ticket.charged
+        if usage:
+            work = ticket.cost_of(usage) / (account.limits.share or 1)
+        if not self.heavy:
+            account.end_work(ticket, 0, account.worked)
+        else:
+            account.end_work(ticket, work, self.floor + MEMORY)
         place = self.places.get(ticket.place)
-        if place:
+        if usage and place:
+            prompt, cached, _ = usage
             place.learn(ticket, prompt, cached)
-
-    def work(self, account, ticket, cost):
-        """A key is charged so much work for a request, in place of what it was."""
-        turn = account.turn + (cost - ticket.charged) / (account.limits.share or 1)
-        account.turn = min(turn, self.floor + MEMORY)
-        ticket.charged = cost
 
     def turned_away(self, key, account, now):
         """The tickets of a key that wait though its budget is used up, each with its Refusal."""
@@ -374,8 +381,7 @@ class Gate:
         account.active -= 1
         account.waiting += 1
         account.reserve(ticket, 0)
-        if self.heavy:
-            self.work(account, ticket, 0)
+        account.end_work(ticket, 0, account.worked)
         self.places[ticket.place].give_up(ticket)
         ticket.avoids = ticket.place
         ticket.place = ticket.granted_at = None
@@ -507,10 +513,10 @@ class Gate:
         ticket.place = name
         ticket.state = "active"
         if self.heavy:
-            self.floor = max(self.floor, account.turn)
-            self.work(account, ticket, ticket.cost)
+            self.floor = max(self.floor, account.worked)
+            account.begin_work(ticket)
         else:
-            account.turn = self.grants
+            account.worked = self.grants
         return ticket
 
     # -- what heavy prompts and batches wait for

@@ -35,8 +35,16 @@ class Mirror:
         self.clear()
 
     def clear(self):
+        """Nothing is cached any more."""
         self.blocks = OrderedDict()
         self.tokens = 0
+        self.forget()
+
+    def forget(self):
+        """What was found out does not hold any more: the same is asked of it again and again in one
+        decision."""
+        self.summed = None
+        self.colds = {}
 
     def resize(self, told):
         """The cache holds so many tokens, as its engine or its owner says; None: nobody does."""
@@ -53,13 +61,19 @@ class Mirror:
 
     def cold(self, need):
         """How many tokens of a prompt it does not hold."""
-        hits = self.hits(need)
-        return need.tokens - round(hits * tokens_a_block(need)) if hits else need.tokens
+        if not need.hashes:
+            return need.tokens
+        prompt = need.hashes[-1], need.tokens
+        cold = self.colds.get(prompt)
+        if cold is None:
+            cold = self.colds[prompt] = need.tokens - round(self.hits(need) * tokens_a_block(need))
+        return cold
 
     def touch(self, key, need, now, count=None):
         """The first `count` blocks of a prompt are in use; None: all of them."""
         if not need.hashes:
             return
+        self.forget()
         tokens = tokens_a_block(need)
         befores = (None, *need.hashes)
         for index in reversed(range(len(need.hashes[:count]))):
@@ -70,6 +84,8 @@ class Mirror:
         self.shrink()
 
     def shrink(self):
+        """What was not used for longest is not cached any more."""
+        self.forget()
         while self.blocks and (self.tokens > self.most or len(self.blocks) > MOST_BLOCKS):
             _, block = self.blocks.popitem(last=False)
             self.tokens -= block.tokens
@@ -80,6 +96,12 @@ class Mirror:
             if block.used < since:
                 return
             yield each, block
+
+    def hot_tokens(self, since):
+        """How many tokens those have."""
+        if self.summed is None or self.summed[0] != since:
+            self.summed = since, sum(block.tokens for _, block in self.hot(since))
+        return self.summed[1]
 
     def correct(self, ticket, prompt, cold):
         """Learn from how much of a prompt was not cached."""

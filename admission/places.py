@@ -188,10 +188,12 @@ class Place:
         if not self.capacity:
             return True
         self.freshen(now)
-        hot = [block for _, block in self.mirror.hot(now - HOT)]
-        if not self.running:
-            hot = [block for block in hot if block.key != ticket.key]
-        taken = sum(block.tokens for block in hot) + sum(other.cold for other in self.reading)
+        if self.running:
+            hot = self.mirror.hot_tokens(now - HOT)
+        else:
+            others = [block for _, block in self.mirror.hot(now - HOT) if block.key != ticket.key]
+            hot = sum(block.tokens for block in others)
+        taken = hot + sum(other.cold for other in self.reading)
         room = min(self.capacity, self.mirror.most)
         return not taken or taken + self.mirror.cold(ticket.need) + ticket.need.answer <= room
 

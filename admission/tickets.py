@@ -50,7 +50,7 @@ class Ticket:
     heavy     its prompt was a heavy one when it was granted
     reading   and is still being read
     read_in   seconds in which its prompt was read, or its whole answer made; None: nobody saw it
-    charged   tokens of work that its key has been charged for it
+    charged   the work that it is expected to be, in tokens for a share of 1
     reserved  tokens that its key has put by for it
     """
 

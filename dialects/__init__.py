@@ -52,12 +52,13 @@ class Ask:
     left_out history.Ignored: what was left out of the client's request; None: nothing can be
     oddities what is odd about a plain answer, words of stream.py; a stream has its own
     remarks  what the log says of it: never the client's words
-    measured counting.Measure: of a large one since it was read; None before it is needed
+    measured counting.Measure of a large one, or None
     each     see steps.read: what is done with each item of a large plain answer
     own_figures
              what stands in for the figures that a plain answer's engine does not give, in the same
              names; a stream has its own
     opening  what tells its conversation from others, over all of its turns; None: nobody asks
+    tier     the service tier that it has, "flex" or "default"; None: nobody has asked for one
     """
 
     path: str | None
@@ -76,6 +77,12 @@ class Ask:
     each: tuple | None = None
     own_figures: dict = field(default_factory=dict)
     opening: bytes | None = None
+    tier: str | None = None
+
+    @property
+    def batch(self):
+        """Whether it is last in turn."""
+        return self.tier == "flex"
 
     @property
     def images(self):

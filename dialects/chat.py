@@ -14,7 +14,14 @@ from dialects.engine import engine_chat
 from dialects.history import Ignored, Past
 from dialects.read import choices_asked, hold_back, parse, read_stream, typed
 from errors import InvalidRequest, error_body
-from mending.answer import choices_of, fit_nulls, index_of, read_message, required_choices
+from mending.answer import (
+    choices_of,
+    fit_nulls,
+    index_of,
+    name_tier,
+    read_message,
+    required_choices,
+)
 from mending.tool_calls import arguments_text
 from stream import ChatStream, chunks_of
 from values import drop_nulls, dumps, object_in, objects_in
@@ -108,6 +115,7 @@ def write(answer, ask):
         if isinstance(message, dict):
             fit_schema(message)
     answer["model"] = ask.model.id
+    name_tier(answer, ask.tier)
     fit_nulls(answer)
     return steps.write(answer), answer.get("usage")
 

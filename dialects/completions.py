@@ -8,11 +8,11 @@ Source: the gateway's specification, pages 2 and 3; OpenAI's reference of POST /
 
 import steps
 from dialects import Ask, sampling
-from dialects.engine import USUALLY_LEFT, model_for, written
+from dialects.engine import USUALLY_LEFT, model_for, take_tier, written
 from dialects.history import Ignored
 from dialects.read import choices_asked, hold_back, parse, read_stream, typed, whole_ids
 from errors import InvalidRequest, error_body
-from mending.answer import choices_of, fit_nulls, index_of, read_text, required_choices
+from mending.answer import choices_of, fit_nulls, index_of, name_tier, read_text, required_choices
 from stream import CompletionStream, chunks_of, data_event
 from values import dumps
 
@@ -42,6 +42,7 @@ def read(body, fleet):
     sampling.read_lengths(payload, least=int(payload.get("echo") is not True))
     sampling.read_format(payload)
     model = model_for(fleet, payload.get("model"), "chat")
+    tier = take_tier(payload, model)
     if sampling.first_of(payload, sampling.LENGTH_NAMES) is None:
         payload["max_tokens"] = MAX_TOKENS
     sampling.fill_in(payload, model.sampling)
@@ -55,8 +56,10 @@ def read(body, fleet):
     if streams:
         payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
         stream = PromptStream(usage, n, model.id)
+        stream.tier = tier
     body = written(payload)
-    return Ask(PATH, body, model, stream, most=most, left_out=ignored, opening=opening)
+    more = {"left_out": ignored, "opening": opening, "tier": tier}
+    return Ask(PATH, body, model, stream, most=most, **more)
 
 
 def opening_of_prompt(prompt):
@@ -104,6 +107,7 @@ def write(answer, ask):
         choice.setdefault("logprobs", None)
         read_text(choice, ask.oddities)
     answer["model"] = ask.model.id
+    name_tier(answer, ask.tier)
     fit_nulls(answer)
     return steps.write(answer), answer.get("usage")
 

@@ -14,10 +14,11 @@ from base64 import b64decode, b64encode
 import steps
 from dialects import Ask
 from dialects.completions import are_tokens
-from dialects.engine import model_for, written
+from dialects.engine import model_for, take_tier, written
 from dialects.history import Ignored
 from dialects.read import hold_back, parse, typed, whole_ids
 from errors import InvalidRequest, UpstreamError, error_body
+from mending.answer import name_tier
 from values import dumps
 
 PATH = "/v1/embeddings"
@@ -45,10 +46,12 @@ def read(body, fleet):
     if public is None:
         public = first_model(fleet)
     model = model_for(fleet, public, "embedding")
+    tier = take_tier(payload, model)
     payload |= {"model": model.engine_id, "encoding_format": form}
     extra = {"form": form, "dimensions": dimensions, "inputs": inputs}
     each = ("data", lambda item: steps.Raw([dumps(formed_item(item, extra))]))
-    return Ask(PATH, written(payload), model, extra=extra, most=0, each=each, left_out=ignored)
+    more = {"each": each, "left_out": ignored, "tier": tier}
+    return Ask(PATH, written(payload), model, extra=extra, most=0, **more)
 
 
 def read_form(payload):
@@ -110,6 +113,7 @@ def write(answer, ask):
     counted = ask.own_figures.get("prompt_tokens", 0)
     answer["usage"] = usage or {"prompt_tokens": counted, "total_tokens": counted}
     answer["model"] = ask.model.id
+    name_tier(answer, ask.tier)
     return steps.write(answer), usage
 
 

@@ -25,6 +25,9 @@ MOST_WHOLE = 8000  # bytes of a text that is not cut, however a program escapes 
 USUALLY_LEFT = 300  # characters of one that is
 LOOKED_AT = 1 << 13  # characters of an image, a multiple of 8
 ALPHABET = re.compile(r"[A-Za-z0-9+/]+")  # of base64 (RFC 4648, 4)
+# The words of `service_tier` (OpenAI's reference of chat completions and Responses). There is one
+# tier here beside the usual one: what need not be soon.
+TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 # Fields that stand first: an engine's prompt begins with them, and they stay while a chat goes on.
 BEGINNING = ("tools", "messages", "prompt")
 PURPOSES = {"chat": "a chat model", "embedding": "an embedding model"}
@@ -41,6 +44,7 @@ def engine_chat(payload, fleet, ignored, make_stream=None, **extra):
     extra         the Ask's
     """
     model, unwanted = fit_to_model(payload, fleet, ignored)
+    tier = take_tier(payload, model)
     names = reasoning.FIELDS[model.reasoning_field]
     stream = None
     if make_stream is None:
@@ -48,12 +52,25 @@ def engine_chat(payload, fleet, ignored, make_stream=None, **extra):
     else:
         payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
         stream = make_stream(names, model)
+        stream.tier = tier
         if unwanted and model.may_leak:
             stream.expect_orphan()
     most = sampling.most_tokens(payload, payload.get("n") or 1)
     opening = opening_of(payload["messages"]) if len(model.places) > 1 else None
     body = written(payload, images_of(payload))
-    return Ask(CHAT, body, model, stream, extra, most=most, left_out=ignored, opening=opening)
+    more = {"left_out": ignored, "opening": opening, "tier": tier}
+    return Ask(CHAT, body, model, stream, extra, most=most, **more)
+
+
+def take_tier(payload, model):
+    """The service tier of a request, see Ask. The field is taken out: the gateway alone decides
+    whose turn it is. Raises InvalidRequest."""
+    asked = payload.pop("service_tier", None)
+    if asked is not None and asked not in TIERS:
+        raise InvalidRequest(f"service_tier must be one of {', '.join(TIERS)}", "service_tier")
+    if model.batch or asked == "flex":
+        return "flex"
+    return asked and "default"
 
 
 def model_for(fleet, name, purpose):

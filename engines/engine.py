@@ -69,6 +69,8 @@ class Engine:
     answered  the same of the last one that it answered in time
     counts    a semaphore for prompts that it is asked to count
     slots     of each of its models, and `weight`: see admission.Seats
+    scheduling
+              what it goes by among its requests, one of settings.POLICIES
     found     {weights of a model: found.Found}
     asking    the greenlet that asks about models, or None
     """
@@ -78,6 +80,7 @@ class Engine:
         self.url = url
         self.use_key(key)
         self.slots = self.weight = 1
+        self.scheduling = "fcfs"
         self.pool = Pool(url)
         self.signs = self.pool.signs
         self.looks = Pool(url, self.pool.tls)

@@ -131,7 +131,8 @@ class Fleet:
 
     def seen_by(self, key):
         """The fleet as a Key may use it."""
-        return FleetForKey(self, key) if key.models or key.reasoning_field else self
+        own = key.models or key.reasoning_field or key.batch
+        return FleetForKey(self, key) if own else self
 
     # -- looks
 
@@ -274,6 +275,7 @@ class Fleet:
             engine.use_key(entry.key or settings.upstream_key)
             engine.slots = entry.slots or settings.max_active
             engine.weight = entry.weight
+            engine.scheduling = entry.scheduling or settings.scheduling
             engine.health.drain(entry.drain, time())
         for engine in self.leaving:
             engine.health.drain(True, time())
@@ -286,7 +288,10 @@ class Fleet:
         if engine.health.word == "stuck":
             raise unserved()
         headers = {**engine.headers, "X-Request-Id": request_id}
-        return engine.pool.post(ask.path, ask.body, headers)
+        body = ask.body
+        if ask.batch and engine.scheduling == "priority":
+            body = engine.kind.put_last(body)
+        return engine.pool.post(ask.path, body, headers)
 
     def at(self, place):
         """The engine at a place, which may have come after the Model was found, or be leaving."""
@@ -354,6 +359,7 @@ class FleetForKey:
         return names_of(self.models())
 
     def find(self, name):
+        """The Model that the key's client means, as that key has it. Raises Refusal."""
         try:
             model = self.fleet.find(name)
         except ModelNotFound:
@@ -362,7 +368,8 @@ class FleetForKey:
             raise ModelNotAllowed(
                 f"this key may not use {model.id}; it may use {', '.join(self.key.models)}", "model"
             )
-        return replace(model, reasoning_field=self.key.reasoning_field or model.reasoning_field)
+        field = self.key.reasoning_field or model.reasoning_field
+        return replace(model, reasoning_field=field, batch=self.key.batch)
 
 
 def log_state(url, health, now, changed):

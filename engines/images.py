@@ -64,8 +64,8 @@ SEND_IT = "; send the image itself, as a data URL (data:image/png;base64,...)"
 logging.getLogger("urllib3").setLevel(logging.CRITICAL)
 
 
-# The owner is a key. A look-up can't be ended: it keeps its thread, and its share, for as long as
-# the system's resolver takes, which with a silent name server is half a minute.
+# The owner is a Call's account. A look-up can't be ended: it keeps its thread, and its share, for
+# as long as the system's resolver takes, which with a silent name server is half a minute.
 fetches = Shares(each=16, most=256, spare=1)
 look_ups = Shares(each=4, most=64, spare=1)
 MOST_THREADS = 1000  # for look-ups: a thread is made when it is needed

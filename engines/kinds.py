@@ -221,6 +221,11 @@ class Kind:
                 return tokens
         return None
 
+    def put_last(self, body):
+        """The body of a request (JSON, a list of bytes) with what has it come behind all others, of
+        an engine that goes by priority."""
+        return body
+
     def progress(self, get):
         """Its Figures, or None where there are none to be had.
 
@@ -247,6 +252,11 @@ class Vllm(Kind):
         if found := re.match(rb'\{"count":(\d+)', answer):
             return int(found[1])
         return field_of(answer, "count", int)
+
+    def put_last(self, body):
+        """A lower priority comes earlier, and requests without any have 0."""
+        first, *rest = body
+        return [b'{"priority":1,', memoryview(first)[1:], *rest]
 
     def progress(self, get):
         """Of /metrics/. With several API servers it is empty where names are asked for, and without

@@ -42,6 +42,7 @@ class Model:
     engine_kind      the kinds.Kind of its engines
     asked            the reasoning.Table that its template turned out to be, or None
     found            found.Found: what its engine has told of it
+    batch            the key that asks for it is last in turn
     """
 
     id: str
@@ -61,6 +62,7 @@ class Model:
     engine_kind: Kind = OTHER
     asked: Table | None = None
     found: Found = field(default_factory=Found, compare=False)
+    batch: bool = False
 
     @property
     def table(self):

@@ -19,7 +19,7 @@ from errors import ClientGone
 from faults import as_refusal
 from front import reading
 from front.body import Body
-from front.edge import check_edge, check_key, response_headers
+from front.edge import check_edge, identify, response_headers
 from front.routes import ROUTES
 from front.views import small_app
 from loop import pause
@@ -87,7 +87,7 @@ class Front:
         status = 200
         try:
             check_edge(environ, self.gateway.settings)
-            call.key = check_key(environ, self.keyring)
+            identify(call, environ, self.keyring)
             headers, body = serve(call, dialect)
         except Exception as error:
             refusal = as_refusal(error)
@@ -104,7 +104,7 @@ class Front:
 
 def serve(call, dialect):
     """(headers, body) of the response: the body is an iterable of bytes. Raises Refusal."""
-    call.body.read(call.key.id)
+    call.body.read(call.account)
     call.attend()
     ask = reading.read(call, dialect)
     if ask.stream is not None:

@@ -45,7 +45,7 @@ class Room:
     def __init__(self, most):
         self.most = most
         self.held = 0
-        self.by_key = Counter()  # bytes by the key's id
+        self.by_key = Counter()  # bytes by a Call's account, of those that hold any
 
     def fits(self, key, own, size):
         """Whether a request of that key, which has `own` bytes of them, may have `size` more."""
@@ -62,6 +62,8 @@ class Room:
     def release(self, key, size):
         self.held -= size
         self.by_key[key] -= size
+        if not self.by_key[key]:
+            del self.by_key[key]
 
 
 class Bodies(Room):
@@ -235,7 +237,7 @@ class Body:
         return self.pending and (self.begun or self.chunked or self.length > SMALL)
 
     def read(self, key):
-        """Take it in, on the account of a key (its id). Raises Refusal, ClientGone."""
+        """Take it in, for a Call's account. Raises Refusal, ClientGone."""
         self.key = key
         self.check()
         self.begun = True

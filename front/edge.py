@@ -5,7 +5,7 @@ import re
 
 import gevent
 
-from errors import Forbidden
+from errors import Forbidden, InvalidRequest
 
 # What scripts of another origin may read of an answer, beside its body.
 EXPOSED = (
@@ -48,6 +48,19 @@ def check_key(environ, keyring):
     return keyring.check(environ.get("HTTP_AUTHORIZATION"), environ.get("HTTP_X_API_KEY"))
 
 
+def identify(call, environ, keyring):
+    """Find out whose request it is: the Call's key, and who of the people behind that. Raises
+    InvalidKey, InvalidRequest."""
+    call.key = check_key(environ, keyring)
+    header = call.key.trusts
+    if not header:
+        return
+    name = "HTTP_" + header.upper().replace("-", "_")
+    if name in environ["sparks.repeated"]:  # a client's own beside that of a proxy, perhaps
+        raise InvalidRequest(f"the header {header} came more than once; send it once", header)
+    call.person = call.gateway.person(call.key, environ.get(name, ""))
+
+
 def response_headers(call, environ):
     """The headers of every response, as pairs."""
     headers = [
@@ -57,7 +70,7 @@ def response_headers(call, environ):
     ]
     if call.key:
         gateway = call.gateway
-        account = gateway.gate.account(call.key.id)
+        account = gateway.gate.account(call.account)
         headers += account.standing(call.key.limits, gateway.now()).items()
         if call.queued_ms is not None:
             headers.append(("x-sparks-queue-ms", str(call.queued_ms)))

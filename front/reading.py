@@ -23,7 +23,7 @@ FEW = 1 << 12  # bytes in which there are never so many
 MARKS = (b",", b"[", b"{")
 
 logger = logging.getLogger("sparks")
-readings = Shares(each=1, most=THREADS)  # the owner is a key
+readings = Shares(each=1, most=THREADS)  # the owner is a Call's account
 
 
 def read(call, dialect):
@@ -85,11 +85,11 @@ def pool():
 def read_in_thread(call, dialect, fleet):
     """The same, made in a thread. A key has one there at a time. Where the client leaves, the
     thread goes on, and keeps the place and the body for so long."""
-    readings.acquire(call.key.id)
+    readings.acquire(call.account)
     call.body.lend()
 
     def back(_=None):
-        readings.release(call.key.id)
+        readings.release(call.account)
         call.body.give_back()
 
     try:
@@ -111,7 +111,7 @@ def attempt(call, dialect, fleet):
     with without_collections():
         try:
             ask = made(call, dialect, fleet)
-            call.measure(ask)
+            ask.measured = call.measure(ask)
             return ask
         except Refusal as refusal:
             drop_frames(refusal)  # which hold what was read

@@ -10,7 +10,14 @@ from werkzeug.exceptions import HTTPException
 from dialects import chat, messages
 from errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound, NoWebSocket
 from faults import as_refusal
-from front.edge import check_edge, check_key, knows_edge, preflight_headers, response_headers
+from front.edge import (
+    check_edge,
+    check_key,
+    identify,
+    knows_edge,
+    preflight_headers,
+    response_headers,
+)
 from front.routes import ROUTES, existing
 from pages import help
 from store import ledger
@@ -72,7 +79,7 @@ def admit(keyring, settings):
     if request.method == "OPTIONS":
         return options(settings)
     if keyed and request.routing_exception is None:
-        call.key = check_key(request.environ, keyring)
+        identify(call, request.environ, keyring)
     return None
 
 
@@ -179,20 +186,27 @@ def limit_of(given):
 
 
 def own_usage(gateway):
-    """GET /v1/usage: the caller's own totals and limits."""
-    key = request.environ["sparks.call"].key
-    account = gateway.gate.account(key.id)
+    """GET /v1/usage: the caller's own totals and limits; those of one of the people behind a key,
+    where the request says who asks."""
+    call = request.environ["sparks.call"]
+    key = call.key
+    account = gateway.gate.account(call.account)
     day = ledger.utc_day(time())
+    first = day[:8] + "01"
+    last = day[:8] + "31"
+    person = {"person": call.person} if call.person else {}
+    limits = {**key.limits._asdict(), "models": key.models or None, "batch": key.batch}
     return json_response(
         {
             "object": "usage",
             "key": key.name,
-            "limits": {**key.limits._asdict(), "models": key.models or None},
+            **person,
+            "limits": limits,
             "active": account.active,
             "queued": account.waiting,
-            "today": ledger.total(key.id, day, day),
-            "this_month": ledger.total(key.id, day[:8] + "01", day[:8] + "31"),
-            "total": ledger.total(key.id),
+            "today": ledger.total(key.id, day, day, call.person),
+            "this_month": ledger.total(key.id, first, last, call.person),
+            "total": ledger.total(key.id, person=call.person),
             "expires": key.expires,
         }
     )

@@ -98,12 +98,16 @@ def environ_of(request, host, sock, client, server):
     """The WSGI environment of gunicorn's Request.
 
     host            as host_of gives it
+
+    `sparks.repeated` in it has the names of headers that came more than once.
     client, server  (host, port, ...)
     """
     headers = {}
+    repeated = ()
     for name, value in request.headers:
         name = "HTTP_" + name.replace("-", "_")  # gunicorn refuses names that have "_" already
         if name in headers:
+            repeated += (name,)
             value = f"{headers[name]},{value}"
         headers[name] = value
     if host:
@@ -111,6 +115,7 @@ def environ_of(request, host, sock, client, server):
     return {
         **CONSTANT,
         **headers,
+        "sparks.repeated": repeated,
         "wsgi.input": request.body,
         "gunicorn.socket": sock,
         "REQUEST_METHOD": request.method,

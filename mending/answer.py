@@ -109,6 +109,15 @@ def read_text(choice, oddities):
         choice["text"] = ""
 
 
+def name_tier(answer, tier):
+    """Have an answer or a chunk say which service tier it had, in place, if anybody has asked.
+    Returns whether it said another one."""
+    if tier is None or answer.get("service_tier") == tier:
+        return False
+    answer["service_tier"] = tier
+    return True
+
+
 def fit_nulls(answer):
     """Take the nulls out of a plain answer that OpenAI's schema forbids, in place."""
     drop_nulls(answer, NEVER_NULL)

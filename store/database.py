@@ -19,7 +19,7 @@ logger = logging.getLogger("sparks")
 PAGE = 1024  # bytes, of a new file: a row of the ledger touches two, and each is logged whole
 PATIENCE = 5000  # milliseconds for another process's lock
 HELD = 0.1  # seconds for which a checkpoint waits for readers; nobody can write meanwhile
-TABLES = ("key", "request", "day", "secret", "pruning", "engine")
+TABLES = ("key", "request", "day", "person_day", "secret", "pruning", "engine")
 database = peewee.SqliteDatabase(None, thread_safe=False)
 DATABASE_FAULTS = (peewee.PeeweeException, sqlite3.Error)
 FAULTS = (OSError, *DATABASE_FAULTS)
@@ -397,6 +397,39 @@ def engine_lists():
     yield "ALTER TABLE engine ADD COLUMN listed TEXT NOT NULL DEFAULT '[]'"
 
 
+def shares():
+    """Whose turn is how long, who is last in turn, and whose header names people."""
+    yield "ALTER TABLE key ADD COLUMN share INTEGER"
+    yield "ALTER TABLE key ADD COLUMN batch INTEGER"
+    yield "ALTER TABLE key ADD COLUMN trusts TEXT"
+    yield "ALTER TABLE key ADD COLUMN trusts_values INTEGER"
+
+
+def people():
+    """Who of the people behind a key asked, what each has used on each day, and the key of the
+    hashes that they are known by.
+
+    A table of its own: that of all days may be large, and a gateway that still runs writes to it.
+    """
+    yield "ALTER TABLE request ADD COLUMN person TEXT NOT NULL DEFAULT ''"
+    yield """
+        CREATE TABLE person_day (
+            day TEXT NOT NULL,
+            key_id INTEGER NOT NULL,
+            person TEXT NOT NULL,
+            requests INTEGER NOT NULL,
+            ok INTEGER NOT NULL,
+            errors INTEGER NOT NULL,
+            aborted INTEGER NOT NULL,
+            prompt_tokens INTEGER NOT NULL,
+            cached_tokens INTEGER NOT NULL,
+            completion_tokens INTEGER NOT NULL,
+            reasoning_tokens INTEGER NOT NULL,
+            PRIMARY KEY (day, key_id, person)
+        ) WITHOUT ROWID"""
+    yield f"INSERT INTO secret (name, value) VALUES ('people', X'{os.urandom(32).hex()}')"
+
+
 MIGRATIONS = [
     first_keys,
     limits,
@@ -407,6 +440,8 @@ MIGRATIONS = [
     pruning,
     engine_states,
     engine_lists,
+    shares,
+    people,
 ]
 
 

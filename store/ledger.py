@@ -39,6 +39,7 @@ COMPLAIN = 60  # seconds between two log lines about one fault
 STEP = 500  # rows written or deleted in one go
 MINUTE = 60  # seconds
 DAY = 86400
+MONTH = 31 * DAY
 NEVER = "9999-12-31"  # a day after all others
 PRUNE = DAY / 2  # seconds between two times when old rows are deleted
 
@@ -76,6 +77,7 @@ class Row(NamedTuple):
     completion_tokens: int | None = None
     reasoning_tokens: int | None = None
     counted: str = "engine"  # whose figures the tokens are: the engine's, or "gateway"
+    person: str = ""  # of those behind the key, or nobody in particular
 
     @property
     def tokens(self):
@@ -93,6 +95,9 @@ ADD = (
     "ON CONFLICT (day, key_id, model) DO UPDATE SET "
     + ", ".join(f"{name} = {name} + excluded.{name}" for name in TOTALS)
 )
+ADD_OF_PERSON = ADD.replace("day (day, key_id, model", "person_day (day, key_id, person").replace(
+    "(day, key_id, model)", "(day, key_id, person)"
+)
 
 
 class UnfitRow(Exception):
@@ -108,8 +113,11 @@ def commit(rows):
     with Transaction() as execute:
         for row in rows:
             try:
+                day = utc_day(row.started)
                 execute(INSERT, row)
-                execute(ADD, (utc_day(row.started), row.key_id, row.model, *totals_of(row)))
+                execute(ADD, (day, row.key_id, row.model, *totals_of(row)))
+                if row.person:
+                    execute(ADD_OF_PERSON, (day, row.key_id, row.person, *totals_of(row)))
             except Exception as error:
                 if is_of_database(error):
                     raise
@@ -375,7 +383,22 @@ class Ledger:
         return True
 
     def prune_old(self):
-        return self.prune(self.trusted - self.settings.keep_days * DAY)
+        before = self.trusted - self.settings.keep_days * DAY
+        return self.prune(before) and self.prune_people(before)
+
+    def prune_people(self, before):
+        """Delete what single people used before that epoch moment, a day of it in one go; but not
+        of the last month, which their budgets are about. The keys' totals stay."""
+        first = utc_day(min(before, self.trusted - MONTH))
+        sql = "SELECT min(day) FROM person_day"
+        try:
+            while (day := database.execute_sql(sql).fetchone()[0]) and day < first:
+                database.execute_sql("DELETE FROM person_day WHERE day = ?", (day,))
+                gevent.sleep(0.05)
+        except FAULTS as error:
+            self.complain(error)
+            return False
+        return True
 
     def trust_the_clock(self):
         """The moment from which the age of rows counts: the wall clock's, unless that jumped ahead.
@@ -444,17 +467,41 @@ class Ledger:
 
 
 def used_by_key(since, until=NEVER):
-    """{key id: prompt and completion tokens} from a day (2026-11-29) to another one."""
+    """{key id: prompt and completion tokens} from a day (2026-11-29) to another one, without those
+    of the people behind it."""
+    used = sums_by_key("day", since, until)
+    for key_id, tokens in sums_by_key("person_day", since, until).items():
+        used[key_id] = used.get(key_id, 0) - tokens
+    return used
+
+
+def sums_by_key(table, since, until):
     sql = (
-        "SELECT key_id, SUM(prompt_tokens + completion_tokens) FROM day "
+        f"SELECT key_id, SUM(prompt_tokens + completion_tokens) FROM {table} "
         "WHERE day BETWEEN ? AND ? GROUP BY key_id"
     )
     return dict(database.execute_sql(sql, (since, until)).fetchall())
 
 
-def total(key_id, since="", until=NEVER):
-    """One key's totals as a dict, from a day to another or of all time; all zero if it has none."""
+def used_by_person(key_id, person, day):
+    """(tokens of that day, of its month) of a person behind a key."""
+    days = [f"{day[:8]}{number:02}" for number in range(1, 32)]  # each is found at once
+    sql = (
+        "SELECT day, prompt_tokens + completion_tokens FROM person_day "
+        f"WHERE day IN ({', '.join('?' * len(days))}) AND key_id = ? AND person = ?"
+    )
+    used = dict(database.execute_sql(sql, (*days, key_id, person)).fetchall())
+    return used.get(day, 0), sum(used.values())
+
+
+def total(key_id, since="", until=NEVER, person=""):
+    """A key's totals as a dict, or those of a person behind it, from a day to another or of all
+    time; all zero if there are none."""
     sums = ", ".join(f"COALESCE(SUM({name}), 0)" for name in TOTALS)
     sql = f"SELECT {sums} FROM day WHERE key_id = ? AND day BETWEEN ? AND ?"
-    found = database.execute_sql(sql, (key_id, since, until)).fetchone()
+    values = [key_id, since, until]
+    if person:
+        sql = sql.replace("FROM day", "FROM person_day") + " AND person = ?"
+        values.append(person)
+    found = database.execute_sql(sql, values).fetchone()
     return dict(zip(TOTALS, found, strict=True))

@@ -8,18 +8,24 @@ from store.database import database
 from store.ledger import TOTALS, Row
 
 # What a line of `keys usage` can stand for. A row can outlive the key that it names.
-COLUMNS = {"key": "COALESCE(key.name, '?')", "day": "day.day", "model": "day.model"}
+COLUMNS = {
+    "key": "COALESCE(key.name, '?')",
+    "day": "day.day",
+    "model": "day.model",
+    "person": "COALESCE(key.name, '?') || '/' || day.person",
+}
 
 
 # ---- totals
 
 
 def usage(by, name=None, since=None):
-    """Totals as a list of dicts, one for each "key", "day" or "model" (`by`), in its order.
+    """Totals as a list of dicts, one for each "key", "day", "model" or "person" (`by`), in its
+    order. A "person" is one of those behind a key, with its name: "webui/ann".
 
-    Several keys of one name are one person.
+    Several keys of one name are one key's.
 
-    name   only of this person
+    name   only of this key's
     since  only from this day on (2026-11-29)
     """
     conditions = ["day.day >= ?"]
@@ -28,8 +34,9 @@ def usage(by, name=None, since=None):
         conditions.append("key.name = ?")
         values.append(name)
     sums = ", ".join(f"SUM(day.{total})" for total in TOTALS)
+    table = "person_day AS day" if by == "person" else "day"
     sql = (
-        f"SELECT {COLUMNS[by]}, {sums} FROM day LEFT JOIN key ON key.id = day.key_id "
+        f"SELECT {COLUMNS[by]}, {sums} FROM {table} LEFT JOIN key ON key.id = day.key_id "
         f"WHERE {' AND '.join(conditions)} GROUP BY 1 ORDER BY 1"
     )
     found = database.execute_sql(sql, values).fetchall()
@@ -117,13 +124,16 @@ def log_line(request):
     prompt = request["prompt_tokens"]
     if prompt is None:
         prompt = "?"
+    who = request["key"] or "?"
+    if request["person"]:
+        who += f"/{request['person']}"
     outcome = request["error"] or "ok"
     if request["aborted"]:
         outcome = "aborted"
     words = (
         utc_text(request["started"]),
         request["id"],
-        request["key"] or "?",
+        who,
         request["model"] or "-",
         request["route"],
         request["status"],
@@ -137,6 +147,8 @@ def log_line(request):
 def all_lines(request):
     """A request with a line for each of its columns."""
     for name, value in request.items():
+        if name == "person" and not value:
+            continue
         if name == "started":
             value = utc_text(value)
         elif value is None:

@@ -46,6 +46,12 @@ class Seal:
 
 
 def own_seal():
-    """The Seal with the key that the database holds since its migration."""
-    ((key,),) = database.execute_sql("SELECT value FROM secret WHERE name = 'seal'").fetchall()
-    return Seal(key)
+    """The Seal of this database."""
+    return Seal(secret("seal"))
+
+
+def secret(name):
+    """A key (bytes) that the database holds since its migration."""
+    sql = "SELECT value FROM secret WHERE name = ?"
+    ((value,),) = database.execute_sql(sql, (name,)).fetchall()
+    return value

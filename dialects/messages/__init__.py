@@ -19,7 +19,7 @@ from dialects.messages.events import MessageStream
 from dialects.messages.message import NULLS, content_blocks, message_id, stop_of
 from dialects.messages.tool_calls import whole_call
 from dialects.messages.tools import read_tools
-from dialects.messages.usage import UNKNOWN, usage_of
+from dialects.messages.usage import TIERS, UNKNOWN, usage_of
 from dialects.read import hold_back, parse, typed, whole
 from errors import InvalidRequest, NotFound
 from mending.answer import read_message, required_choices
@@ -53,6 +53,7 @@ def read(body, fleet):
     payload, model, thinks = read_prompt(request, fleet, ignored)
     payload["max_tokens"] = read_max_tokens(request, model.context)
     read_sampling(request, payload)
+    payload["service_tier"] = read_tier(request)
     model_name = request.get("model") or model.id
     if not typed(request, "stream", bool, "true or false"):
         ask = engine_chat(payload, fleet, ignored, model_name=model_name, thinks=thinks)
@@ -93,7 +94,7 @@ def write(answer, ask):
         "stop_reason": reason,
         "stop_sequence": sequence,
         **NULLS,
-        "usage": {**UNKNOWN, **usage_of(usage, ask.own_figures)},
+        "usage": {**UNKNOWN, "service_tier": TIERS[ask.tier], **usage_of(usage, ask.own_figures)},
     }
     return steps.write(said), usage
 
@@ -188,6 +189,15 @@ def read_max_tokens(request, context):
         raise InvalidRequest("max_tokens: Field required", "max_tokens")
     check_tokens(value, "max_tokens")
     return min(value, context or value)
+
+
+def read_tier(request):
+    """The service tier in OpenAI's words. Both of Anthropic's are the usual one here; "flex" is
+    taken too, since Anthropic's API has no word for what need not be soon."""
+    asked = request.get("service_tier")
+    if asked not in (None, "auto", "standard_only", "flex"):
+        raise invalid("service_tier", "must be auto or standard_only, or flex: last in turn")
+    return asked and asked.replace("standard_only", "default")
 
 
 def check_tokens(value, where):

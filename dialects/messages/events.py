@@ -17,7 +17,7 @@ from collections import deque
 from dialects.messages.errors import refusal
 from dialects.messages.message import NULLS, message_id, stop_of
 from dialects.messages.tool_calls import ToolCall
-from dialects.messages.usage import UNKNOWN, UNKNOWN_IN_DELTA, usage_of
+from dialects.messages.usage import TIERS, UNKNOWN, UNKNOWN_IN_DELTA, usage_of
 from mending.answer import CUT
 from stream import PieceStream, is_blank
 from values import as_id, dumps
@@ -216,7 +216,11 @@ class MessageStream(PieceStream):
             "stop_reason": None,
             "stop_sequence": None,
             **NULLS,
-            "usage": {**UNKNOWN, "input_tokens": self.prompt_tokens or 0},
+            "usage": {
+                **UNKNOWN,
+                "service_tier": TIERS[self.tier],
+                "input_tokens": self.prompt_tokens or 0,
+            },
         }
         return event("message_start", message=message) + PING
 

@@ -34,6 +34,10 @@ UNKNOWN_IN_DELTA = dict.fromkeys(
 )
 
 
+# What it says of a service tier, see dialects.Ask.
+TIERS = {None: None, "default": "standard", "flex": "batch"}
+
+
 def usage_of(usage, own_figures):
     """The usage for the client.
 

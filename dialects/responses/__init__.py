@@ -102,6 +102,7 @@ class Responses:
             "messages": messages_of(payload, box, self.seal and self.seal.decrypt, ignored),
             **box.fields,
             **chat_fields(payload, include),
+            "service_tier": payload.get("service_tier"),
         }
         if payload.get("reasoning"):
             chat["reasoning"] = payload["reasoning"]
@@ -118,7 +119,8 @@ class Responses:
             (lambda names, model: stream) if streams else None,
             response_stream=stream,
         )
-        stream.echo = ask.echo = written_echo({"model": ask.model.id, **echo})
+        echo = {"model": ask.model.id, **echo, "service_tier": ask.tier or "default"}
+        stream.echo = ask.echo = written_echo(echo)
         return ask
 
     def stream_for(self, payload, options, chat):

@@ -3,15 +3,13 @@
 Source: OpenAI's published schema (github.com/openai/openai-openapi), Response.
 """
 
+from dialects.engine import TIERS
 from dialects.read import typed
 from dialects.responses.fields import one_of, read_schema, read_whole
 from errors import InvalidRequest
 from steps import keep, parts_of
 
-WORDS = {
-    "service_tier": ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast"),
-    "truncation": ("auto", "disabled"),
-}
+WORDS = {"service_tier": TIERS, "truncation": ("auto", "disabled")}
 NUMBERS = {  # field -> (least, most, what holds where the client says nothing)
     "temperature": (0, 2, 1),
     "top_p": (0, 1, 1),
@@ -56,7 +54,6 @@ def echo_of(payload, box, reasoning):
         "background": False,
         "store": False,
         "truncation": "disabled",
-        "service_tier": "default",
     }
 
 

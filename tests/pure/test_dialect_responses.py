@@ -966,7 +966,7 @@ def test_the_response_repeats_the_request():
             "type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}},
         "max_output_tokens": 99, "max_tool_calls": 5, "top_logprobs": 2, "metadata": {"a": "b"}, "prompt_cache_key": "k",
         "safety_identifier": "s", "previous_response_id": None, "background": False, "store": False, "truncation": "disabled",
-        "service_tier": "default"}
+        "service_tier": "flex"}
 
 
 def test_without_an_engine_s_figures_what_came_is_counted():

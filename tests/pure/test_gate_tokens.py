@@ -339,6 +339,18 @@ def test_turns_go_by_work():
     assert had["small"] > 5 * had["large"] > 0
 
 
+def test_one_question_does_not_wait_for_a_crowd_whose_answers_are_shorter_than_expected():
+    play = Play(slots=8)
+    crowd = [play.enter(0, "a", Need(20, ANSWER)) for _ in range(48)]
+    for at in range(1, 400):
+        ticket = next(ticket for ticket in crowd if ticket.state == "active")
+        play.gate.leave(ticket, 22, True, NOON + at, (20, 0, 2))
+        crowd.remove(ticket)
+        crowd.append(play.enter(at, "a", Need(20, ANSWER)))
+    mine = play.enter(400, "b", Need(20, ANSWER))
+    assert play.leave(401, next(ticket for ticket in crowd if ticket.state == "active")) == [mine]
+
+
 def test_a_key_with_a_share_of_three_has_three_turns():
     play = Play(slots=1)
     play.limits["a"] = Limits(share=3)
@@ -359,7 +371,7 @@ def test_to_turn_it_off_and_on_begins_the_turns_anew():
     play = Play(slots=1)
     play.enter(0, "a", prompt("x", 60))
     play.gate.weigh(0, 1)
-    assert play.gate.account("a").turn == 0 and play.enter(1, "b").state == "waiting"
+    assert play.gate.account("a").worked == 0 and play.enter(1, "b").state == "waiting"
 
 
 # ---- tokens put by
@@ -456,7 +468,7 @@ def test_whatever_happens(events, slots, at_once, capacity, heavy):
         elif kind == "p" and active and active[number % len(active)].avoids is None:
             gate.put_back(active[number % len(active)], NOON + now)
         elif kind == "r":
-            gate.weigh(heavy and heavy + number, at_once)
+            gate.weigh(number % 3 * 2000, at_once)
         check(play, alive("active"), alive("waiting"), slots, at_once)
     gate.weigh(heavy, at_once)
     play.arrange(now, B=Seats(slots, 1, True, capacity))
@@ -483,7 +495,8 @@ def check(play, active, waiting, slots, at_once):
         assert place.mirror.tokens == pytest.approx(sum(block.tokens for block in place.mirror.blocks.values()), abs=1)
         assert place.mirror.tokens <= place.mirror.most + 1 and len(place.rested) <= len(gate.accounts)
     for account in gate.accounts.values():
-        assert account.turn <= max(gate.floor + MEMORY, gate.grants)
+        assert account.worked <= max(gate.floor + MEMORY, gate.grants) and account.pending >= -1e-6
+    assert sum(account.pending for account in gate.accounts.values()) == pytest.approx(sum(ticket.charged for ticket in active), abs=1e-3)
     assert sum(account.reserved for account in gate.accounts.values()) == sum(ticket.reserved for ticket in active)
 
 

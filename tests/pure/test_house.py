@@ -13,7 +13,7 @@ WIDTH, LINES, SHORT = 100, 45, 10                   # columns; lines of a functi
 CONDITIONALS, TUPLES = 2, 1                         # at most, for each 100 lines of code
 
 PRODUCT_NOT = ("tests", "bench", "node_modules", "build", "dist")
-PURE_FILES = ["engines/kinds.py", "engines/pulse.py", "engines/signs.py", "engines/template.py", "engines/found.py", "stream.py", "admission/*.py", "counting.py", "reasoning.py", "errors.py", "values.py", "steps.py", "mending/*.py", "dialects/**/*.py"]
+PURE_FILES = ["engines/kinds.py", "engines/pulse.py", "engines/signs.py", "engines/template.py", "engines/found.py", "stream.py", "admission/*.py", "counting.py", "reasoning.py", "people.py", "errors.py", "values.py", "steps.py", "mending/*.py", "dialects/**/*.py"]
 ACTS = {"gevent", "socket", "ssl", "select", "selectors", "time", "threading", "subprocess", "asyncio", "requests",
         "urllib3", "random", "secrets"}
 HEAVY = {"gevent", "requests", "urllib3", "gunicorn", "flask", "peewee"}
@@ -136,19 +136,20 @@ ARROWS = {
     "monitor": set(),
     "pump": {"loop", "steps"},
     "watch": set(),
+    "people": set(),
     "metrics": {"engines.health"},
     "store": set(),
     "engines": {"admission", "loop", "tcp", "counting", "steps", "reasoning", "values"},
     "engines.local": {"engines"},
     "keys": {"store", "admission", "reasoning", "log"},
     "faults": {"store"},
-    "gateway": {"engines", "store"},
-    "call": {"admission", "faults", "gateway", "pump", "watch", "engines", "store", "counting", "loop"},
+    "gateway": {"engines", "store", "people"},
+    "call": {"admission", "faults", "gateway", "pump", "watch", "engines", "store", "counting", "loop", "people"},
     "answering": {"call", "faults", "pump", "engines", "loop", "steps"},
     "dialects": {"stream", "mending", "values", "steps", "reasoning", "engines.kinds"},
     "pages": {"reasoning", "front.routes"},
     "front": {"answering", "call", "faults", "pump", "dialects", "pages", "store", "values", "steps", "loop", "tcp", "log"},
-    "sparks": {"front", "engines", "engines.local", "store", "gateway", "keys", "admission", "log", "metrics", "monitor"},
+    "sparks": {"front", "engines", "engines.local", "store", "gateway", "keys", "admission", "log", "metrics", "monitor", "people"},
 }
 FREE = {"errors", "settings"}
 COMMAND = "sparks"                                  # what ./run.sh starts

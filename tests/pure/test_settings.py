@@ -85,7 +85,7 @@ def test_example_says_what_each_effort_table_does(subtests):
 
 def test_defaults(home):
     assert vars(load()) == {
-        "upstream": ["http://127.0.0.1:8000"], "upstream_key": None, "model": None, "stand_in_for": ["claude-*", "gpt-*"], "bind": "127.0.0.1:8080",
+        "upstream": ["http://127.0.0.1:8000"], "upstream_key": None, "scheduling": "fcfs", "model": None, "stand_in_for": ["claude-*", "gpt-*"], "bind": "127.0.0.1:8080",
         "db": home / "sparks.db", "base_url": None, "description": None, "operator": None, "edge_secret": None, "cors_origins": [],
         "max_active": 8, "max_queued": 64, "heavy_prompt": 8000, "heavy_at_once": 1, "kv_tokens": None, "queue_timeout": 600, "keep_days": 90, "drain": 30, "loop_warn": 0.1, "log": "logfmt", "keepalive": 15, "keepalive_form": "comment", "stall_timeout": 300, "answer_timeout": 1800, "poll": 5,
             "stuck_after": 60, "on_stuck": None, "on_stuck_pause": 600,
@@ -280,6 +280,7 @@ WRONG_FILES = [
         ("slots = 1.5", f"slots {ACTIVE}"), ("weight = 0", "weight must be a number from 0.01 to 100"),
         ("weight = -1", "weight must be a number from 0.01 to 100"), ("weight = '2'", "weight must be a number from 0.01 to 100"),
         ("weight = nan", "weight must be a number from 0.01 to 100"), ("drain = 1", "drain must be true or false"),
+        ("scheduling = 'lifo'", "scheduling must be one of fcfs, priority"),
         ("key = 'two words'", "key must be printable ASCII without spaces"))),
     *((text, "sparks.toml: engines must be tables, each below a line [[engines]]") for text in (
         "engines = 1", "engines = ['http://a']", "[engines]\nurl = 'http://a'", "engines = ''")),
@@ -318,12 +319,13 @@ key = "own"
 slots = 3
 weight = 2.5
 drain = true
+scheduling = "priority"
 """
 
 
 def test_engines_of_the_file():
     values = load(ENGINES)
-    assert values.engines == [EngineEntry("http://a:1"), EngineEntry("http://b", "own", 3, 2.5, True)]
+    assert values.engines == [EngineEntry("http://a:1"), EngineEntry("http://b", "own", 3, 2.5, True, "priority")]
     assert (values.upstream, values.upstream_key) == (["http://a:1", "http://b"], "shared")
     assert load("engines = []").engines == [EngineEntry("http://127.0.0.1:8000")]
 

@@ -958,6 +958,36 @@ def test_alive_in_chunks_hides_no_finish(finished, index):
         assert events_of(stream.alive())[0]["choices"][0]["index"] == index
 
 
+@pytest.mark.parametrize("name", ["vllm-chat", "vllm-two-calls", "vllm-n2", "llama-chat", "llama-think"])
+def test_every_chunk_names_the_tier_that_was_asked_for(name):
+    """And is the same else, however it was cut."""
+    sent = wire(name)
+    options = {"n": 2 if "n2" in name else 1, "usage": True, "model": "another name"}
+    usual = events_of(ChatStream(**options).feed(sent))
+
+    def read(parts):
+        stream = ChatStream(**options)
+        stream.tier = "flex"
+        return b"".join(map(stream.feed, parts))
+    said = read([sent])
+    assert said.count(b'"service_tier":"flex"') == said.count(b"data: ") == len(usual)
+    assert events_of(said) == [{**value, "service_tier": "flex"} for value in usual]
+    for size in (1, 7, 128):
+        assert events_of(read(pieces(sent, range(size, len(sent), size)))) == events_of(said)
+
+
+def test_a_tier_goes_on_without_parsing_and_signs_of_life_have_it(monkeypatch):
+    stream, _, _ = silent("chat")
+    stream.tier = "flex"
+    stream.feed(ROLE + HI + HI)
+    assert events_of(stream.alive())[0]["service_tier"] == "flex"
+    monkeypatch.setattr("stream.loads", None)
+    assert stream.feed(text("more")).startswith(b'data: {"service_tier":"flex","id":')
+    engines_own = sse({**json.loads(HI[6:]), "service_tier": "auto"})
+    monkeypatch.undo()
+    assert events_of(stream.feed(engines_own))[0]["service_tier"] == "flex"
+
+
 def test_alive_in_chunks_for_a_choice_that_has_not_begun():
     stream, _, _ = silent("chat", n=2)
     stream.feed(ev({"content": "a"}) + ev({}, "stop"))

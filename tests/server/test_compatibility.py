@@ -161,6 +161,14 @@ def chat_logprobs(front):
     assert front.engine.requests[-1].json()["top_logprobs"] == 2
 
 
+def chat_tier(front):
+    """On the other routes: tests/server/test_tiers.py."""
+    for asked, had in (("flex", "flex"), ("priority", "default"), (None, None)):
+        answer = front.chat(service_tier=asked)
+        assert answer.json().get("service_tier") == had and "service_tier" not in front.engine.requests[-1].json()
+    front.refused(front.chat(service_tier="gold"), "service_tier")
+
+
 def chat_steering(front):
     """On the other routes: tests/server/test_wire_of_engines.py."""
     given = {"priority": 1, "session_id": "a", "kv_transfer_params": {}, "id_slot": 0}
@@ -178,6 +186,7 @@ CHAT_ROWS = {
     "tools": chat_tools, "tool_choice": chat_tool_choice, "response_format": chat_format,
     "reasoning_effort, think, chat_template_kwargs.enable_thinking, reasoning.effort": chat_thinking,
     "prompt_cache_key": chat_cache_key, "logprobs, top_logprobs": chat_logprobs,
+    "service_tier": chat_tier,
     "user, metadata, store and others": {"user": "x", "metadata": {"a": 1}, "store": True, "odd": {"deep": [None]}},
     "priority, session_id, kv_transfer_params, id_slot and their like": chat_steering,
 }
@@ -331,8 +340,14 @@ def messages_thinking(front):
 
 
 def messages_ignored(front):
-    fields = {"metadata": {"user_id": "u"}, "service_tier": "auto", "mcp_servers": [], "cache_control": {"type": "ephemeral"}}
+    fields = {"metadata": {"user_id": "u"}, "mcp_servers": [], "cache_control": {"type": "ephemeral"}}
     assert not fields.keys() & front.sent(converse(front, **fields)).keys()
+
+
+def messages_tier(front):
+    for asked, had in (("flex", "batch"), ("auto", "standard"), ("standard_only", "standard"), (None, None)):
+        assert converse(front, service_tier=asked).json()["usage"]["service_tier"] == had
+    assert "service_tier" in objects(front, service_tier="gold")[1]
 
 
 def messages_answer(front):
@@ -347,7 +362,7 @@ MESSAGE_ROWS = {
     "Blocks": messages_blocks, "stream": messages_stream, "temperature, top_p, top_k": messages_sampling,
     "stop_sequences": lambda front: front.sent(converse(front, stop_sequences=["a"]))["stop"] == ["a"] or pytest.fail("no stop"),
     "tools": messages_tools, "tool_choice": messages_tool_choice, "thinking": messages_thinking, "cache_control": messages_ignored,
-    "metadata, service_tier, mcp_servers and others": messages_ignored, "Response fields": messages_answer,
+    "service_tier": messages_tier, "metadata, mcp_servers and others": messages_ignored, "Response fields": messages_answer,
 }
 
 

@@ -860,8 +860,7 @@ def test_a_redirect_through_the_gateway(gate, server, serving):
 # ---- what is measured of a request
 
 def measured(ask):
-    call.Call.measure(SimpleNamespace(gateway=SimpleNamespace(secret=b"k" * 32)), ask)
-    return ask.measured
+    return call.Call.measure(SimpleNamespace(gateway=SimpleNamespace(secret=b"k" * 32)), ask)
 
 
 SAID = {"role": "user", "content": "x" * 40_000}

@@ -239,11 +239,12 @@ STORED = {"requests_per_minute": ("--rpm", "60", 60), "tokens_per_minute": ("--t
           "tokens_per_day": ("--tokens-per-day", "10000", 10_000), "tokens_per_month": ("--tokens-per-month", "20000", 20_000),
           "models": ("--models", "glm*,tiny", "glm*,tiny"), "expires": ("--expires", "2030-01-01", "2030-01-02 00:00:00"),
           "reasoning_field": ("--reasoning-field", "reasoning", "reasoning"),
-          "keepalive_form": ("--keepalive-form", "chunk", "chunk")}                # column -> option, what is typed, what is stored
+          "keepalive_form": ("--keepalive-form", "chunk", "chunk"), "share": ("--share", "3", 3), "batch": ("--batch", None, 1),
+          "trusts": ("--trusts", "X-User", "X-User"), "trusts_values": ("--trusts-values", None, 1)}                # column -> option, what is typed, what is stored
 
 
 def options(*columns):
-    return [part for column in columns for part in STORED[column][:2]]
+    return [part for column in columns for part in STORED[column][:2] if part]
 
 
 def test_stored_is_every_limit():
@@ -304,6 +305,48 @@ def test_revoke_keeps_what_another_owner_sets(run, db, meanwhile, column):
     meanwhile(f"UPDATE key SET {column} = ?", value)
     said(run, "revoke", "alice")
     assert rows(db, f"SELECT {column}, revoked IS NULL FROM key") == [(value, 0)]
+
+
+# ---- shares, batch and people
+
+def test_share_batch_and_trusts_are_shown(run):
+    key = added(run, "webui")
+    shown = said(run, "limit", "webui", "--share", "3", "--batch", "--trusts", "X-OpenWebUI-User-Id", "--trusts-values")
+    assert shown == f"webui  {key[:16]}...  share: 3  batch  trusts: X-OpenWebUI-User-Id  trusts values\n" == said(run, "limit", "webui")
+    found, = json.loads(said(run, "limit", "webui", "--no-batch", "--json"))
+    assert [found[name] for name in ("share", "batch", "trusts", "trusts_values")] == [3, False, "X-OpenWebUI-User-Id", True]
+    known = keys.Keyring().check(f"Bearer {key}", None)
+    assert (known.limits.share, known.batch, known.trusts, known.trusts_values) == (3, False, "X-OpenWebUI-User-Id", True)
+    said(run, "limit", "webui", "--trusts", "none")
+    shown = said(run, "limit", "webui", "--trusts", "X-User", "--share", "none")     # what another header says is not kept by itself
+    assert shown == f"webui  {key[:16]}...  trusts: X-User\n"
+    assert said(run, "limit", "webui", "--clear") == f"webui  {key[:16]}...  no limits\n"
+
+
+@pytest.mark.parametrize("header", ["X-OpenWebUI-User-Id", "x-user", "X-Forwarded-Email", "Remote-User", "From", "X-LibreChat-User", "a!b"])
+def test_headers_that_may_name_people(run, header):
+    added(run, "webui")
+    assert f"trusts: {header}\n" in said(run, "limit", "webui", "--trusts", header)
+
+
+@pytest.mark.parametrize("header, words", [
+    *((header, "something else than who a person is") for header in (
+        "Authorization", "PROXY-AUTHORIZATION", "x-api-key", "Cookie", "X-Auth-Token", "Host", "Content-Length", "Accept", "User-Agent",
+        "X-Request-Id", "X-OpenWebUI-Chat-Id", "traceparent", "X-Forwarded-For", "X-Sparks-Edge", "anthropic-version", "Connection")),
+    *((header, "no name of a header") for header in ("", " ", "a b", "X-User:", "X-User\n", "J\u00f6rg", "x" * 101)),
+    ("X_User", "underscore")], ids=ascii)
+def test_headers_that_may_not(run, header, words):
+    added(run, "webui")
+    code, out, err = run("limit", "webui", "--trusts", header)
+    assert (code, out) == (2, "") and words in err and "X-OpenWebUI-User-Id" in err
+    assert "no limits" in said(run, "limit", "webui")
+
+
+@pytest.mark.parametrize("share", ["0", "101", "-1", "1.5", "half", "9" * 5000])
+def test_shares_that_are_none(run, share):
+    added(run, "webui")
+    code, out, err = run("limit", "webui", "--share", share)
+    assert (code, out) == (2, "") and "from 1 to 100" in err and len(err) < 500
 
 
 # ---- wrong use

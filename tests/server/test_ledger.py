@@ -344,6 +344,22 @@ def test_prune_in_steps(db, book, monkeypatch):
     assert max(had - has for had, has in zip([1000, *pauses], pauses, strict=False)) == 100 and days(db) == before
 
 
+def test_prune_of_people(db, book, monkeypatch):
+    """What each of the people behind a key used goes with the rows, but for a month, which their budgets are about."""
+    ledger.commit([row(n, started=NOON - n * DAY, person=f"p{n % 2}") for n in range(100)])
+    before, pauses = days(db), []
+    monkeypatch.setattr(ledger.gevent, "sleep", pauses.append)
+    for keep, left in ((90, 91), (7, 32)):
+        book.trusted, book.settings.keep_days = NOON, keep
+        assert book.prune_old() and len(read(db, "SELECT * FROM person_day")) == left and days(db) == before
+    assert max(pauses) == 0.05 and len(pauses) >= 68
+    used = ledger.used_by_person(1, "p0", ledger.utc_day(NOON))
+    assert used[0] == row(0).tokens <= used[1] and ledger.used_by_person(1, "p2", ledger.utc_day(NOON)) == (0, 0)
+    monkeypatch.setattr(ledger, "MONTH", 0)
+    with locked(db):
+        assert book.prune_people(NOON) is False and book.prune_people(NOON - 100 * DAY)
+
+
 class Enough(BaseException):
     pass
 

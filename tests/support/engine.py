@@ -552,7 +552,7 @@ def probe_answer(engine, request):
     if route == ("GET", "/load"):
         return [Json({"server_load": engine.active})]
     if "cache_config_info" in request.path and engine.like == "vllm":
-        line = b'vllm:cache_config_info{block_size="128",engine="0",kv_cache_size_tokens="65536",num_gpu_blocks="512"} 1.0\n'
+        line = b'vllm:cache_config_info{block_size="128",enable_prefix_caching="True",engine="0",kv_cache_size_tokens="65536",num_gpu_blocks="512"} 1.0\n'
         return [Head(framing=len(line), type="text/plain; version=0.0.4; charset=utf-8"), line]
     if route == ("GET", "/props") and engine.like == "llama":
         return [Json({"default_generation_settings": {"params": {}, "n_ctx": 4096}, "total_slots": 2})]
