@@ -192,7 +192,7 @@ def test_the_cluster_that_is_full_says_so(house):
 
 # ---- tokens put by
 
-@pytest.mark.parametrize(("path", "limit"), zip(ROUTES, ["--tpm", "--tokens-per-day", "--tokens-per-month", "--tpm"], strict=True))
+@pytest.mark.parametrize(("path", "limit"), list(zip(ROUTES, ["--tpm", "--tokens-per-day", "--tokens-per-month", "--tpm"], strict=True)))
 def test_many_at_once_cannot_spend_a_budget_many_times(house, path, limit):
     here = house(max_active=20)
     here.front.keys("limit", "tester", limit, "2000")
