@@ -25,7 +25,7 @@ from support.rows import rows
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(360)]
 BUDGET, CACHE = 512, 65_536                         # tokens: of a step; of the whole cache, which takes 1 KB for each
 HEAVY = {"today": 0, "new": 4000}                   # heavy_prompt
-TITLES = {"today": "Requests are counted: heavy_prompt = 0", "new": "Tokens are counted"}
+TITLES = {"today": "Requests are counted: heavy_prompt = 0", "new": "Tokens are counted: heavy prompts are read one at a time"}
 PEOPLE = "Ana Ben Cem Dora Ed Fay Gus Hal Ivy Jo Kit Lea".split()
 CONVERSATION = 8192                                 # tokens; those of all twelve are 1.5 times the cache
 ENOUGH, LONGEST = 60, 45                            # turns, or seconds, of these twelve
@@ -194,7 +194,7 @@ def beside_cold_prompts(gateway, count, tokens):
 def trace(gateway, cold, polls, began):
     """The requests' moments, as a picture wants them: seconds since `began`."""
     waits = {row["id"]: row["queued_ms"] / 1000 for row in rows(gateway.db, "queued_ms IS NOT NULL")}
-    names = [f"{turn.who}'s cold prompt, {n}" for n, turn in enumerate(cold, 1)] + [f"{turn.who}'s warm turns" for turn in polls]
+    names = [f"{turn.who}'s cold prompt {n}" for n, turn in enumerate(cold, 1)] + [f"{turn.who}'s warm turns" for turn in polls]
     found = []
     for name, turn in zip(names, [*cold, *polls], strict=True):
         moments = {"sent": turn.sent, "in": turn.sent + waits[turn.id], "first": turn.first, "over": turn.over}
