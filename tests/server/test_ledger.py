@@ -541,6 +541,23 @@ def test_used_by_key(db):
         assert ledger.used_by_key(since) == found
 
 
+def test_what_a_person_used_is_found_among_many(db):
+    """Whoever asks /v1/usage holds up nobody, however many people there are and have been."""
+    at = [NOON - n * DAY for n in range(60)]
+    ledger.commit([row(n, started=started, person="p7", model=f"model {n % 3}") for n, started in enumerate(at)])
+    others = [(ledger.utc_day(started), key, f"p{n}", *[1] * 8) for started in at for key in (1, 2) for n in range(100, 300)]
+    connection, steps = database.connection(), []
+    marks = ", ".join("?" * len(others[0]))
+    with connection:
+        connection.executemany(f"INSERT INTO person_day VALUES ({marks})", others)
+    connection.set_progress_handler(lambda: steps.append(1), 100)
+    assert ledger.total(1, person="p7") == ledger.total(1)
+    assert ledger.total(1, ledger.utc_day(at[9]), ledger.utc_day(at[5]), "p7")["requests"] == 5
+    assert ledger.used_by_person(1, "p7", ledger.utc_day(NOON))[0] == row(0).tokens
+    assert len(steps) < 100     # a look at each row takes a thousand such hundreds
+    connection.set_progress_handler(None, 0)
+
+
 def test_cost_of_a_row(db, record_property, capsys):
     times = []
     for n in range(1000):
