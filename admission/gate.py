@@ -264,6 +264,12 @@ class Gate:
                 f"long prompts are read one after the other, and {ticket.held}; try again later",
                 retry_after=self.patience(ticket.lane, now),
             )
+        if ticket.held is SPARED:
+            return Overloaded(
+                "this is batch work, which is last in turn and leaves some slots to others; try "
+                "again when it is quieter",
+                retry_after=self.patience(ticket.lane, now),
+            )
         return self.full(account, ticket.lane, now)
 
     def patience(self, lane, now):

@@ -299,6 +299,7 @@ def test_a_batch_leaves_slots_free_and_comes_last():
     quick = [play.enter(9, "a") for _ in range(3)]
     assert [ticket.state for ticket in quick] == ["active", "active", "waiting"] and play.gate.position(batch[-1]) == 5
     assert play.leave(10, batch[0]) == [quick[2]]
+    assert "last in turn" in str(play.gate.late(batch[2], NOON + 600))
 
 
 @pytest.mark.parametrize(("slots", "runs"), [(1, 1), (2, 1), (3, 1), (4, 2)])
