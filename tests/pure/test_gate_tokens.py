@@ -313,6 +313,19 @@ def test_a_batch_is_heavy_at_a_quarter():
     assert play.enter(0, "a", prompt("x", 1.9, batch=True)).heavy and not play.enter(0, "b", prompt("y", 1.9)).heavy
 
 
+def test_who_asks_for_something_is_not_forgotten():
+    """Of people that come and go: what they use would count for nobody."""
+    play = Play(slots=1)
+    gate, ran = play.gate, play.enter(0, "a", prompt("x", 1))
+    play.enter(0, "b")
+    gate.prepare("c", "m", NONE, NOON)
+    assert not any(map(gate.forget, "abc")) and gate.forget("d")
+    gate.leave(ran, None, True, NOON + 1)
+    assert not gate.forget("a")                     # its tokens are still to come
+    gate.charge(ran, 5, NOON + 2)
+    assert gate.forget("a") and "a" not in gate.accounts
+
+
 # ---- turns by work
 
 def test_work_is_charged_when_granted_and_corrected_at_the_end():

@@ -19,7 +19,10 @@ import pytest
 from click.testing import CliRunner
 
 import keys
+from admission import Gate
 from counting import token_count
+from gateway import Gateway
+from people import People
 from store import ledger
 from store.database import database, open_database
 from store.ledger import DAY, Ledger, Row
@@ -531,14 +534,30 @@ def test_prune_of_a_locked_database(db, book):
 
 
 def test_used_by_key(db):
+    """Without what people behind it used: that is theirs."""
     for each in many(100):
-        ledger.commit([each])
+        ledger.commit([each, each._replace(person="ann")])
     for since in ("2026-12-30", "2027-01-02", "2030-01-01"):
         found = {}
         for each in many(100):
             if ledger.utc_day(each.started) >= since:
                 found[each.key_id] = found.get(each.key_id, 0) + each.tokens
         assert ledger.used_by_key(since) == found
+
+
+def test_what_people_used_counts_on_the_day_that_the_clock_shows(db, monkeypatch):
+    """Also once it was set: an account that is kept then knows only of the day before."""
+    clock, key = [NOON], keys.Key(1, "web")
+    monkeypatch.setattr("gateway.time", lambda: clock[0])
+    front = Gateway(None, None, Gate(9), None, None, None, People(b"secret"))
+    ann = front.people.name_of("ann")
+    ledger.commit([row(n, started=NOON + day * DAY, person=ann) for n, day in enumerate((0, 1, 1))])
+    for day, count in ((0, 1), (1, 2)):
+        clock[0] = NOON + day * DAY
+        front.now()
+        assert front.person(key, "ann") == ann
+        assert front.gate.account((1, ann)).day.used(clock[0]) == count * row(0).tokens
+        assert front.gate.account(1).day.used(clock[0]) == 0
 
 
 def test_what_a_person_used_is_found_among_many(db):
