@@ -552,11 +552,11 @@ def test_what_people_used_counts_on_the_day_that_the_clock_shows(db, monkeypatch
     front = Gateway(None, None, Gate(9), None, None, None, People(b"secret"))
     ann = front.people.name_of("ann")
     ledger.commit([row(n, started=NOON + day * DAY, person=ann) for n, day in enumerate((0, 1, 1))])
-    for day, count in ((0, 1), (1, 2)):
+    for day, times in ((0, 1), (1, 2)):
         clock[0] = NOON + day * DAY
         front.now()
         assert front.person(key, "ann") == ann
-        assert front.gate.account((1, ann)).day.used(clock[0]) == count * row(0).tokens
+        assert front.gate.account((1, ann)).day.used(clock[0]) == times * row(0).tokens
         assert front.gate.account(1).day.used(clock[0]) == 0
 
 
