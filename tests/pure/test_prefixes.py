@@ -92,6 +92,22 @@ def test_what_an_image_shows_does_not_matter(chat, data):
         assert one == hashes_of([b"".join(written({"messages": [{"role": "user", "content": [image(data)]}, *chat]}))])
 
 
+@pytest.mark.parametrize("dialect", [chat, messages], ids=["chat", "messages"])
+@pytest.mark.parametrize("on", ["message", "part", "tool"])
+def test_where_a_client_marks_its_cache_does_not_matter(dialect, on):
+    """The mark goes with the conversation's end; the engines know none."""
+    def turn(number, mark):
+        turns = [{"role": ("user", "assistant")[at % 2], "content": [{"type": "text", "text": f"{at}" * 6000}]} for at in range(number)]
+        tool = {"name": "f", "input_schema": {"type": "object"}} if dialect is messages else {"type": "function", "function": {"name": "f"}}
+        marked = {"message": turns[-1], "part": turns[-1]["content"][-1], "tool": tool}[on]
+        marked.update({"cache_control": mark} if mark else {})
+        return hashes_of(dialect.read(json.dumps({"max_tokens": 9, "tools": [tool], "messages": turns}).encode(), Fleet()).body)
+
+    for mark in ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}, None):
+        former = turn(9, mark)
+        assert len(former) >= 3 and turn(11, {"type": "ephemeral"})[:len(former)] == former
+
+
 def test_nobody_else_has_these_hashes():
     text = [b"x" * 10 * BLOCK]
     found = [hashes_of(text, key, name) for key in (KEY, b"l" * 32) for name in ("chat m", "chat n")]
