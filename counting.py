@@ -25,8 +25,8 @@ MIX = 20  # of a Length: 1/20 of it makes a text as different as one that is 2.7
 MOST_TOKENS = 1 << 40  # of one request; more is no figure, and would break the ledger's sums
 MOST_LEARNED = 1 << 24  # where a model has not said how long its context is
 IMAGE = b'"url":"data:'  # in a request to an engine; inside of a text its quotes would be escaped
-# What some clients set where their history ends, so with each turn in another place. Engines pass it
-# over. Of a text it is likewise no part.
+# What some clients set where their history ends, so with each turn in another place. Engines pass
+# over it. Of a text it is likewise no part.
 CACHE_MARK = re.compile(rb',"cache_control":(?:null|\{[^{}]*+\})')
 BATCH = 1 << 20  # bytes that are looked at in one go, about
 HEAD = 64  # bytes in which an image's end is sought, of a part that begins inside of it
