@@ -91,6 +91,15 @@ def test_each_of_two_engines_has_its_own():
     assert new["turns"] > 1.3 * today["turns"] and new["first max"] < today["first max"] / 3
 
 
+@pytest.mark.parametrize("policy", ["today", "new"])
+def test_gate_and_engines_agree_on_what_runs(policy):
+    world, _ = Run("pair", policy, 1).world()
+    for name, server in world.servers.items():
+        running = [sequence.request for sequence in [*server.engine.running, *server.engine.waiting]]
+        assert set(world.policy.gate.places[name].running) == {request.ticket for request in running}
+        assert len(running) <= GOOD.sequences and {request.place for request in running} <= {name}
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_part_can_be_taken_out(variant):
     """What stands in place of a part's methods is what the gate asks."""
