@@ -108,6 +108,20 @@ def test_where_a_client_marks_its_cache_does_not_matter(dialect, on):
         assert len(former) >= 3 and turn(11, {"type": "ephemeral"})[:len(former)] == former
 
 
+@pytest.mark.parametrize("fields", [{"cache_salt": "a"}, {"documents": [{"title": f"{at}", "text": "d" * 5000} for at in range(20)]}],
+                         ids=["cache_salt", "documents"])
+def test_what_else_a_cache_goes_by_stands_first(fields):
+    """Documents are a template's, in front of the messages; no salt finds what was cached under another."""
+    def turn(number, **fields):
+        turns = [{"role": ("user", "assistant")[at % 2], "content": f"{at}" * 6000} for at in range(number)]
+        return hashes_of(chat.read(json.dumps({"temperature": number, "messages": turns, **fields}).encode(), Fleet()).body)
+
+    former = turn(9, **fields)
+    assert len(former) >= 3 and turn(11, **fields)[:len(former)] == former
+    other, = ({name: "b" if name == "cache_salt" else value[1:]} for name, value in fields.items())
+    assert not {*former} & {*turn(11, **other)} and not {*former} & {*turn(11)}
+
+
 def test_nobody_else_has_these_hashes():
     text = [b"x" * 10 * BLOCK]
     found = [hashes_of(text, key, name) for key in (KEY, b"l" * 32) for name in ("chat m", "chat n")]
