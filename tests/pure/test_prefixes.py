@@ -95,11 +95,11 @@ def test_what_an_image_shows_does_not_matter(chat, data):
 @pytest.mark.parametrize("dialect", [chat, messages], ids=["chat", "messages"])
 @pytest.mark.parametrize("on", ["message", "part", "tool"])
 def test_where_a_client_marks_its_cache_does_not_matter(dialect, on):
-    """The mark goes with the conversation's end; the engines know none."""
+    """The mark goes along with the end of the conversation; the engines know none."""
     def turn(number, mark):
         turns = [{"role": ("user", "assistant")[at % 2], "content": [{"type": "text", "text": f"{at}" * 6000}]} for at in range(number)]
         tool = {"name": "f", "input_schema": {"type": "object"}} if dialect is messages else {"type": "function", "function": {"name": "f"}}
-        marked = {"message": turns[-1], "part": turns[-1]["content"][-1], "tool": tool}[on]
+        marked = {"message": turns[-3], "part": turns[-3]["content"][-1], "tool": tool}[on]
         marked.update({"cache_control": mark} if mark else {})
         return hashes_of(dialect.read(json.dumps({"max_tokens": 9, "tools": [tool], "messages": turns}).encode(), Fleet()).body)
 
