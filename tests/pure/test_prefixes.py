@@ -108,6 +108,36 @@ def test_where_a_client_marks_its_cache_does_not_matter(dialect, on):
         assert len(former) >= 3 and turn(11, {"type": "ephemeral"})[:len(former)] == former
 
 
+PNG = "data:image/png;base64,AAAA"
+ANSWERED = [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "And so?"}]
+ASKED_ABOUT = {                                     # dialect -> (the rest of a body, the name of its list, contents that a user may send)
+    chat: ({}, "messages", ["a", '[{"type":"text"}]', "", [{"type": "text", "text": "a"}, "b"], [{"type": "input_text", "text": "a"}],
+                            [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}}],
+                            [{"type": "image_url", "image_url": "http://images.example/a.png"}]]),
+    messages: ({"max_tokens": 9}, "messages", [
+        "a", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], [{"type": "text", "text": "a"}, {"type": "image", "source": {
+            "type": "base64", "media_type": "image/png", "data": "AAAA"}}], [{"type": "image", "source": {"type": "url", "url": "http://images.example/a.png"}}],
+        [{"type": "document", "title": "t", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}, {"type": "text", "text": "a"}],
+        [{"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "c"}]}, {"type": "text", "text": "a"}]]),
+    Responses(lambda: 0, lambda: "00"): ({"instructions": "i"}, "input", [
+        "a", [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}], [{"type": "input_image", "image_url": PNG}],
+        [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "http://images.example/a.png"}]]),
+}
+
+
+@pytest.mark.parametrize("dialect", ASKED_ABOUT, ids=["chat", "messages", "responses"])
+def test_what_was_asked_reads_the_same_in_the_history(dialect):
+    """Though it is read by other rules then, and an image may be gone."""
+    rest, name, contents = ASKED_ABOUT[dialect]
+    for content in contents:
+        told = []
+        for more in ([], ANSWERED):
+            ask = dialect.read(json.dumps({**rest, name: [{"role": "user", "content": content}, *more]}).encode(), Fleet())
+            told.append(b"".join(ask.filled(dict.fromkeys(ask.images, [PNG.encode()]))))
+        asked, = re.findall(rb'"messages":(\[.*)\],"', told[0])
+        assert told[1].startswith(b'{"messages":' + asked + b","), content
+
+
 @pytest.mark.parametrize("fields", [{"cache_salt": "a"}, {"documents": [{"title": f"{at}", "text": "d" * 5000} for at in range(20)]}],
                          ids=["cache_salt", "documents"])
 def test_what_else_a_cache_goes_by_stands_first(fields):
