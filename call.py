@@ -138,9 +138,8 @@ class Call:
         chain = None
         if self.gateway.settings.heavy_prompt and ask.body and ask.model.purpose == "chat":
             chain = Chain(self.gateway.secret, ask.model.lane)
-        parts = ask.body or ask.count
-        parts = [b"data:" if isinstance(part, str) else part for part in parts]
-        return measure(parts, chain)
+        parts = ask.filled(dict.fromkeys(ask.images, [b"data:"]))
+        return measure(parts or ask.count, chain)
 
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
@@ -280,12 +279,12 @@ class Call:
             wake(self.gateway.gate.first_token(self.ticket, self.gateway.now()))
 
     def activity(self):
-        """What its engine is doing, in a few words for people, before its answer begins."""
+        """What its engine is doing before its answer begins, in a few words for people, or none."""
         if self.loads:
             return "loading"
         progress = self.gateway.gate.progress(self.ticket, self.gateway.now())
         if progress is None or progress >= 1:
-            return "keep-alive"
+            return ""
         return f"reading your prompt, about {10 * round(10 * progress)} %"
 
     def let_go_of_request(self):
