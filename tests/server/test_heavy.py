@@ -32,6 +32,7 @@ from support.engine import (
 from support.gateway import Gateway, started
 from support.observe import gauge, gauges, idle
 from support.processes import wait_until
+from support.templates import TEMPLATES
 
 LONG = "All work and no play makes Jack a dull boy. " * 1500     # 66 kB: 16,500 tokens
 
@@ -49,6 +50,7 @@ class Cluster:
     def __init__(self, folder, stock):
         self.engine = Engine()
         self.engine.models = [{"id": name, "max_model_len": 850_000, "root": f"/models/{name}"} for name in ["vectors", *MODELS]]
+        self.engine.template = TEMPLATES["thinking-only"]
         self.models, self.settings = iter(MODELS), {}
         self.front = Gateway(folder, self.engine.url, stock, config=toml({}))
         self.front.wait_alive().wait_ready()
@@ -290,16 +292,18 @@ def test_how_far_an_engine_says_it_is_is_no_first_token(house, path):
     assert ("prompt_progress" in one.result()[1]) == (path in (PATH, "/v1/completions"))
 
 
+@pytest.mark.parametrize(("path", "off"), [(PATH, {"reasoning_effort": "none"}), ("/v1/messages", {"thinking": {"type": "disabled"}})])
 @pytest.mark.parametrize("role", [True, False])
-def test_thoughts_that_the_client_does_not_get_are_a_first_token(house, role):
-    here, over = house(), threading.Event()
-    events = chat_chunks("a b c", reasoning="x y z")[not role:]
-    here.engine.play(Head(), *events[:3], Wait(over), *events[3:])
-    first = here.ask(body_of("/v1/messages", f"First {LONG}", stream=True, thinking={"type": "disabled"}), "/v1/messages")
+def test_what_is_held_back_of_an_answer_is_a_first_token(house, path, off, role):
+    """It may be a thought of which nobody knows yet that it is one."""
+    here, over = house(keepalive=15), threading.Event()
+    events = chat_chunks("Well, is it a b c")[not role:]
+    here.engine.play(Head(), *events[:2], Wait(over), *events[2:])
+    first = here.ask({**body_of(path, f"First {LONG}", stream=True), **off}, path)
     here.engine.wait_for(1)
     assert here.ask(body_of(PATH, f"Second {LONG}", stream=True), client=here.other).result(10)[0] == 200
     over.set()
-    assert "message_stop" in first.result(10)[1]
+    assert "Well" in first.result(10)[1]
 
 
 ENDS = {
@@ -355,12 +359,13 @@ PICTURES = {
 
 @pytest.mark.parametrize("path", PICTURES)
 def test_a_conversation_about_pictures_is_not_heavy(house, path):
-    """Of its images nothing is kept: at each turn all of them would count as not cached."""
+    """Of its images nothing is kept: at each turn all of them would count as not cached, if it counted them at all."""
     here = house()
+    key = here.key("limited", "--tpm", "9000000")
     here.ask(body_of(PATH, f"SLOW {LONG}"), client=here.other)
     here.engine.wait_for(1)
     asked = {**ROUTES[path], **PICTURES[path](PNG)}
-    assert here.ask(asked, path).result(10)[0] == here.ask({**asked, "stream": True}, path).result(10)[0] == 200
+    assert here.ask(asked, path, key).result(10)[0] == here.ask({**asked, "stream": True}, path, key).result(10)[0] == 200
 
 
 RAISES_ONCE = """
@@ -375,8 +380,8 @@ Gate.tick = once
 
 
 def test_a_look_at_those_that_wait_may_fail(engine, tmp_path, stock):
-    """The rest of the key ends by the next one."""
-    with started(engine, tmp_path, stock, RAISES_ONCE, heavy_prompt=4000) as front, ThreadPool(3) as pool:
+    """The rest of the key ends by the next one, which nothing else brings."""
+    with started(engine, tmp_path, stock, RAISES_ONCE, heavy_prompt=4000, poll=60) as front, ThreadPool(3) as pool:
         front.traceback_allowed = True
         go, other = threading.Event(), front.client(front.add_key("other"))
         engine.play(Head(), *chat_chunks("a b")[:2], Wait(go), *chat_chunks("a b")[2:])
