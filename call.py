@@ -295,12 +295,12 @@ class Call:
         return self.ticket.reading and not (stream.tokens or stream.closing)
 
     def activity(self):
-        """What its engine is doing, in a few words for people, before its answer begins."""
+        """What its engine is doing before its answer begins, in a few words for people, or none."""
         if self.loads:
             return "loading"
         progress = self.gateway.gate.progress(self.ticket, self.gateway.now())
         if progress is None or progress >= 1:
-            return "keep-alive"
+            return ""
         return f"reading your prompt, about {10 * round(10 * progress)} %"
 
     def let_go_of_request(self):

@@ -389,8 +389,8 @@ class ChatStream:
             return b""
         return self.write_chunk({**self.latest, "choices": choices}, b"", True)
 
-    def alive(self, note="keep-alive"):
-        return self.end_hold() + self.sign_of_life(note)
+    def alive(self, note=""):
+        return self.end_hold() + self.sign_of_life(note or "keep-alive")
 
     def sign_of_life(self, note):
         index = self.open_choice()

@@ -9,4 +9,5 @@ measures    one run against one target -> numbers
 whole       whether anything of a stream is lost
 figures     numbers -> the table, beside the bars
 machine     cores, priority, and what processes use
+gate        the gate alone, by simulation: python -m bench.gate
 """

@@ -23,9 +23,9 @@ def usage(by, name=None, since=None):
     """Totals as a list of dicts, one for each "key", "day", "model" or "person" (`by`), in its
     order. A "person" is one of those behind a key, with its name: "webui/ann".
 
-    Several keys of one name are one key's.
+    Several keys of one name count together.
 
-    name   only of this key's
+    name   only of keys with this name
     since  only from this day on (2026-11-29)
     """
     conditions = ["day.day >= ?"]

@@ -119,8 +119,9 @@ def no_proxy(monkeypatch):
 
 @pytest.fixture(scope="session")
 def shared_pair(tmp_path_factory, stock):
+    """No prompt waits for another one: many tests send large bodies at once."""
     _check_unpatched()
-    yield from _pair(tmp_path_factory.mktemp("shared"), stock)
+    yield from _pair(tmp_path_factory.mktemp("shared"), stock, heavy_prompt=0)
 
 
 @pytest.fixture

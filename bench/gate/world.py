@@ -84,7 +84,8 @@ class Request:
 
 
 class World:
-    """
+    """Clients, a gate and engines, with a time of their own.
+
     policy    a gate, as policies.py has them
     whole     kinds of requests that want their answer whole
     before    requests that ran before it begins
@@ -169,7 +170,7 @@ class World:
         if then is not None:
             then(request)
 
-    def count(self, request, tokens):
+    def note_work(self, request, tokens):
         self.work[int(self.now // MINUTE)][request.key] += tokens
 
     def preload(self):
@@ -189,16 +190,16 @@ class Server:
     def __init__(self, world, engine):
         self.world = world
         self.engine = engine
-        self.works = False
+        self.is_busy = False
         self.tokens_at = {}
 
     def wake(self):
-        if not self.works:
+        if not self.is_busy:
             self.step()
 
     def step(self):
         step = self.engine.schedule()
-        self.works = bool(step)
+        self.is_busy = bool(step)
         if step:
             seconds = self.engine.seconds(step)
             times = self.repeats(step, seconds)
@@ -219,10 +220,10 @@ class Server:
         for sequence, tokens in step.items():
             if sequence.decodes:
                 made = self.engine.decode(sequence, times)
-                self.world.count(sequence.request, ANSWER * made)
+                self.world.note_work(sequence.request, ANSWER * made)
                 self.token(sequence, seconds if times > 1 else None)
                 continue
-            self.world.count(sequence.request, tokens)
+            self.world.note_work(sequence.request, tokens)
             is_first = not sequence.made
             if self.engine.read(sequence, tokens):
                 if is_first:

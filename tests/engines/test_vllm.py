@@ -5,7 +5,7 @@ import time
 import pytest
 
 from support import responses
-from support.chat import PATH, deltas
+from support.chat import PATH, ROUTES, deltas
 from support.client import Client
 from support.gateway import Gateway
 from support.loops import CLIENTS, STORED
@@ -246,6 +246,22 @@ def test_client_leaves_the_queue(vllm, stock, tmp_path):
         assert engine_gauge(vllm, "num_requests_running") + engine_gauge(vllm, "num_requests_waiting") == 1
         first.close()
         idle_within(vllm, 3)
+    finally:
+        front.stop()
+    front.check_log()
+
+
+def test_what_is_batch_comes_behind_all_others(vllm, stock, tmp_path):
+    """The field that says so to vLLM is one that it takes, on all its routes, whatever its policy."""
+    front = Gateway(tmp_path, vllm, stock, scheduling="priority")
+    try:
+        front.wait_alive().wait_ready()
+        for path, body in ROUTES.items():
+            for streams in (False, True):
+                answer = front.client(timeout=60).post(path, {**body, "stream": streams, "service_tier": "flex"})
+                said = answer.read_all()
+                assert answer.status == 200 and (b'"service_tier":"flex"' in said or b'"service_tier":"batch"' in said), said
+                assert b'"error"' not in said.replace(b'"error":null', b"")
     finally:
         front.stop()
     front.check_log()

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from bench.gate import calibration
 from bench.gate.__main__ import main
+from bench.gate.ablation import VARIANTS
 from bench.gate.figures import COLUMNS, TARGETS, targets_table
 from bench.gate.hardware import FOUR, GOOD
 from bench.gate.policies import Direct
@@ -88,6 +89,25 @@ def test_it_helps_beside_answers_that_are_no_streams(trace):
 def test_each_of_two_engines_has_its_own():
     new, today = figures("pair", "new"), figures("pair", "today")
     assert new["turns"] > 1.3 * today["turns"] and new["first max"] < today["first max"] / 3
+
+
+@pytest.mark.parametrize("policy", ["today", "new"])
+def test_gate_and_engines_agree_on_what_runs(policy):
+    world, _ = Run("pair", policy, 1).world()
+    for name, server in world.servers.items():
+        running = [sequence.request for sequence in [*server.engine.running, *server.engine.waiting]]
+        assert set(world.policy.gate.places[name].running) == {request.ticket for request in running}
+        assert len(running) <= GOOD.sequences and {request.place for request in running} <= {name}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_part_can_be_taken_out(variant):
+    """What stands in place of a part's methods is what the gate asks."""
+    World(VARIANTS[variant]())
+
+
+def test_without_its_first_part_it_is_todays():
+    assert Run("freeze", "without heavy", 1).figures()["first max"] == pytest.approx(figures("freeze", "today")["first max"], rel=.1)
 
 
 # ---- people and shares

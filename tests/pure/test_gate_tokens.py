@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from admission import BLOCK, NONE, Gate, Limits, Need, Seats
 from admission.gate import MEMORY, SPARE
-from admission.places import HOT, PATIENCE
+from admission.places import HOT, LULL, PATIENCE
 from admission.tickets import OUTPUT
 from errors import LimitExceeded, Overloaded, QueueFull, QuotaExceeded, Refusal
 
@@ -272,11 +272,11 @@ def test_an_empty_engine_takes_anything():
     assert Play(capacity=100_000).enter(0, "a", prompt("x", 1000)).state == "active"
 
 
-def test_ones_own_conversations_make_room_where_nothing_runs():
+def test_where_nothing_runs_for_a_moment_anything_may_come():
     play = Play(capacity=1_000_000)
-    for n in range(4):
-        play.talk(n * 20, "a", prompt(n, 60))
-    assert play.enter(81, "a", prompt("new", 60)).state == "active"
+    now = full(play)
+    late = play.enter(now, "late", prompt("new", 60))
+    assert late.state == "waiting" and play.tick(now + LULL - 1) == [] and play.tick(now + LULL) == [late]
 
 
 def test_the_caches_size_is_learned_from_what_was_cached():

@@ -57,7 +57,7 @@ class Impatient(Gateway):
 @pytest.fixture(scope="module")
 def small(shared_pair, stock, tmp_path_factory):
     """It also takes bodies of 1.5 MB at most, and 4 MB of them at once."""
-    bounds = {"max_body": "1.5 MB", "max_bodies": "8 MB"}
+    bounds = {"max_body": "1.5 MB", "max_bodies": "8 MB", "heavy_prompt": 0}
     gateway = Impatient(tmp_path_factory.mktemp("small"), shared_pair.engine.url, stock, **bounds)
     try:
         yield gateway.wait_alive().wait_ready()
@@ -636,7 +636,7 @@ def test_bodies_that_never_come_lock_nobody_out(small, shared):
 
 def test_who_gives_way_where_there_is_no_room(gateway, engine):
     """The newest body of the key that holds the most; one that has little is let in, and what was there first comes to its end."""
-    front = gateway(max_body="2 MB", max_bodies="6 MB")
+    front = gateway(max_body="2 MB", max_bodies="6 MB", heavy_prompt=0)
     one, two, three = (front.client(front.add_key(name)) for name in ("one", "two", "three"))
     held = [begun(client, 1_400_000) for client in (one, one, two, two)]           # 5.6 of 6.3 million bytes
     assert three.post(CHAT, {"messages": MESSAGES, "user": "x" * 1_400_000}).status == 200

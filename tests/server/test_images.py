@@ -317,6 +317,7 @@ def test_slow_servers_of_one_key_hold_up_no_other(server, monkeypatch):
     assert images.fetch_all(urls, settings(server.host), "bob") == dict.fromkeys(urls, [url_of(PNG)])
     gevent.killall(slow)
     assert images.fetch(urls[0], settings(server.host), "ann") == [url_of(PNG)] and not shares.all.locked()
+    assert not (shares.users or shares.owned or shares.spares)      # nothing is kept of who is gone: people come and go
 
 
 # ---- servers
