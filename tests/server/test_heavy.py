@@ -28,6 +28,7 @@ from support.engine import (
     refusal,
     sse,
     text_chunks,
+    vllm_models,
 )
 from support.gateway import Gateway, started
 from support.observe import gauge, gauges, idle
@@ -138,6 +139,7 @@ def house(cluster):
         one.pool.shutdown()
         idle(cluster.front)
     cluster.engine.scripts.clear()
+    cluster.engine.routes.clear()
     cluster.set({})
 
 
@@ -174,6 +176,22 @@ def test_the_next_turn_of_a_conversation_is_light(house, path):
     here.engine.wait_for(2)
     again = {"temperature": 0.5, **body_of(path, f"Mine {LONG} and more", stream=True), "top_p": 0.9}
     assert here.ask(again, path).result(10)[0] == 200
+
+
+def test_a_model_that_was_unloaded_has_nothing_cached(house):
+    """As by a router, to make room for another one."""
+    here = house()
+    assert here.ask(body_of(PATH, f"Mine {LONG}")).result(10)[0] == 200
+    listed = vllm_models(here.engine.models)
+    for entry in listed["data"]:
+        entry["status"] = {"value": "unloaded" if entry["id"] == here.model else "loaded"}
+    here.engine.on("/v1/models", [Json(listed)])
+    looks = len(here.engine.probes)
+    wait_until(lambda: sum(probe.path == "/v1/models" for probe in here.engine.probes[looks:]) > 2, 10)
+    here.ask(body_of(PATH, f"SLOW {LONG}", stream=True), client=here.other)
+    here.engine.wait_for(2)
+    here.ask(body_of(PATH, f"Mine {LONG}", stream=True))
+    here.waiting(1)
 
 
 def test_what_somebody_else_has_asked_is_cached_for_all(house):
