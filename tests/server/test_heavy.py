@@ -239,6 +239,28 @@ def test_a_reload_turns_it_on(house):
     here.waiting(1)
 
 
+@pytest.mark.parametrize("settings", [{"heavy_prompt": 0}, {"heavy_prompt": 100_000}, {"heavy_at_once": 2}], ids=str)
+def test_a_reload_lets_in_who_waits(house, settings):
+    here = house()
+    for number in range(2):
+        here.ask(body_of(PATH, f"SLOW {number} {LONG}", stream=bool(number)))
+    here.waiting(1)
+    here.cluster.set(settings)
+    here.engine.wait_for(2)
+
+
+def test_a_reload_that_says_how_much_the_cache_holds_lets_in_who_waits(house):
+    here = house(kv_tokens=20_000)
+    here.engine.always(lambda request: [*[Wait(here.go)] * (b"SLOW" in request.body), Json(completion("Hi", prompt=len(request.body) // 4))])
+    assert here.ask(body_of(PATH, f"Mine {LONG}")).result(10)[0] == 200
+    here.ask(body_of(PATH, f"Mine {LONG} SLOW"))
+    here.engine.wait_for(2)
+    here.ask(body_of(PATH, f"Another {LONG}"), client=here.other)
+    here.waiting(1)
+    here.cluster.set({"kv_tokens": 60_000})
+    here.engine.wait_for(3)
+
+
 def test_how_far_the_prompt_is_read_is_told(house):
     """Once the pace is known."""
     here = house()
