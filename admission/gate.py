@@ -26,7 +26,7 @@ MARGIN = 4
 PASSES = 8  # younger ones of its key that a ticket lets by while its home is full
 LOOKED_AT = 16  # tickets of a key that do so at once
 MOST_HELD = 64  # tickets of a line that are looked at though others before them must wait
-MEMORY = 300_000  # tokens of work by which a key can be behind the others at most
+MEMORY = 4_000  # tokens of work that was done by which a key is behind the others at most
 SPARE = 2  # slots that batch work leaves free
 ODDS = 4  # a batch prompt is a heavy one at this fraction of the others' tokens
 LIGHT = Need()
@@ -338,13 +338,12 @@ class Gate:
 
     def settle(self, account, ticket, usage):
         """What a request was counts, in place of what had been expected."""
-        work = ticket.charged
-        if usage:
-            work = ticket.cost_of(usage) / (account.limits.share or 1)
-        if not self.heavy:
-            account.end_work(ticket, 0, account.worked)
+        share = account.limits.share or 1
+        work = ticket.cost_of(usage) / share if usage else ticket.charged
+        if self.heavy:
+            account.end_work(ticket, work, self.floor + MEMORY / share)
         else:
-            account.end_work(ticket, work, self.floor + MEMORY)
+            account.end_work(ticket, 0, account.worked)
         place = self.places.get(ticket.place)
         if usage and place:
             prompt, cached, _ = usage

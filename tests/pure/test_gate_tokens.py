@@ -331,9 +331,17 @@ def test_work_is_charged_when_granted_and_corrected_at_the_end():
     play = Play()
     ticket = play.enter(0, "a", prompt("x", 4))
     assert play.gate.account("a").turn == ticket.need.tokens + OUTPUT * ANSWER
-    play.gate.leave(ticket, 0, True, NOON + 2, (5000, 1000, 50))
-    assert play.gate.account("a").turn == 4000 + OUTPUT * 50
-    assert play.gate.leave(ticket, 0, True, NOON + 3, (5000, 1000, 50)) == [] and play.gate.account("a").turn == 4200
+    play.gate.leave(ticket, 0, True, NOON + 2, (3000, 1000, 50))
+    assert play.gate.account("a").turn == 2000 + OUTPUT * 50
+    assert play.gate.leave(ticket, 0, True, NOON + 3, (3000, 1000, 50)) == [] and play.gate.account("a").turn == 2200
+
+
+@pytest.mark.parametrize("share", [1, 4])
+def test_what_was_done_is_forgotten_but_for_a_usual_answer_of_it(share):
+    play = Play()
+    play.limits["a"] = Limits(share=share)
+    play.gate.leave(play.enter(0, "a", prompt("x", 60)), 0, True, NOON + 2, (245_760, 0, 5000))
+    assert play.gate.account("a").turn == MEMORY / share == OUTPUT * ANSWER / share
 
 
 def turns(play, needs, count=150):
