@@ -75,9 +75,9 @@ def begin(call):
         since = monotonic()
         try:
             call.send()
-            while (events := first_events(call, since)) is None:
+            while (events := first_events(call, since)) is None or call.is_being_read:
                 call.headed = True
-                yield stream.alive(call.activity())
+                yield stream.alive(call.activity()) if events is None else events
         except Refusal as error:
             call.move(error)
         else:
@@ -93,7 +93,8 @@ def in_pieces(event):
 
 
 def first_events(call, since):
-    """The first events for the client, or None after a silence that is worth a comment.
+    """The first events for the client, or None after a silence that is worth a comment; none once
+    tokens come of which it sees nothing, where it has had a sign of life.
 
     Raises Refusal.
     """
@@ -113,7 +114,9 @@ def first_events(call, since):
             return unstreamed(call, data, since)
         with without_collections():
             events = pump.feed(stream, data, call.hold_stream)
-        if events:
+        if stream.tokens:
+            call.note_read()
+        if events or stream.tokens and call.headed:
             return events
         if not data or stream.over:
             stream.end()  # raises: it ended without a word, which is still an HTTP status

@@ -172,10 +172,12 @@ class Call:
         return self.account, ask.model.lane, self.key.limits, self.gateway.now(), home
 
     def need(self):
-        """What it will take of its engine, as the Gate asks it."""
+        """What it will take of its engine, as the Gate asks it. Of images nobody knows whether they
+        are cached, where the text beside them is too short to tell."""
         tally = self.tally
         is_chat = self.ask.model.purpose == "chat"
-        if tally.length.size < BLOCK and not self.key.limits.count_tokens:
+        is_short = tally.length.size < BLOCK
+        if is_short and not self.key.limits.count_tokens:
             tokens = tally.rough_prompt()
         else:
             tokens = tally.careful_prompt()
@@ -186,7 +188,7 @@ class Call:
             hashes=tally.hashes,
             batch=self.ask.batch,
             whole=self.ask.stream is None,
-            light=not is_chat,
+            light=not is_chat or is_short and tally.images > 0,
         )
 
     def await_charges(self):
@@ -273,10 +275,23 @@ class Call:
         return self.engine.death()
 
     def has_begun(self):
-        """The first of its answer has come: its prompt has been read."""
+        """The first of its answer is there for the client."""
         self.first = monotonic()
-        if self.ticket.reading or self.ticket.need.hashes:
-            wake(self.gateway.gate.first_token(self.ticket, self.gateway.now()))
+        self.note_read()
+
+    def note_read(self):
+        """The engine has begun to answer: so its prompt has been read. The client may see nothing
+        of that yet, or only later."""
+        ticket = self.ticket
+        if ticket.read_in is None and (ticket.reading or ticket.need.hashes):
+            wake(self.gateway.gate.first_token(ticket, self.gateway.now()))
+
+    @property
+    def is_being_read(self):
+        """Whether a long prompt is still being read, though the stream may say something already:
+        engines tell how far they are in events without a token."""
+        stream = self.ask.stream
+        return self.ticket.reading and not (stream.tokens or stream.closing)
 
     def activity(self):
         """What its engine is doing before its answer begins, in a few words for people, or none."""

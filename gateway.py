@@ -1,5 +1,6 @@
 """The Gateway: what all Calls share, and what is done with all of them at once."""
 
+import logging
 import secrets
 from contextlib import suppress
 from time import monotonic, time
@@ -12,6 +13,7 @@ from people import is_person
 from store import ledger
 from store.database import DATABASE_FAULTS
 
+logger = logging.getLogger("sparks")
 STARTED = time() - monotonic()
 JUMP = 1.0  # seconds by which the wall clock is set, and does not merely drift
 TICK = 1.0  # seconds between two looks at who may come in by now
@@ -68,8 +70,11 @@ class Gateway:
         """Have the gate look once a second who may come in because time has passed, for ever."""
         while True:
             sleep(TICK)
-            if self.gate.waiting:
-                wake(self.gate.tick(self.now()))
+            try:
+                if self.gate.waiting:
+                    wake(self.gate.tick(self.now()))
+            except Exception:  # those that wait depend on the next look
+                logger.exception("a look at those that wait failed")
 
     def running(self, engine):
         """How many requests run at an engine."""

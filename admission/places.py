@@ -29,13 +29,15 @@ class Lane:
 
 class Seats(NamedTuple):
     """What a place is: how many requests run there at once, how many it takes beside others of
-    another weight, whether it takes new ones, and for how many tokens its cache has room: None
-    where nobody knows, 0 where nothing is kept."""
+    another weight, whether it takes new ones, for how many tokens its cache has room (None where
+    nobody knows, 0 where nothing is kept), and whether its model is loaded, or would be by the next
+    request."""
 
     slots: int
     weight: float = 1
     open: bool = True
     capacity: int | None = None
+    loaded: bool = True
 
 
 class Place:
@@ -79,10 +81,10 @@ class Place:
         return (self.active + 1) / self.weight
 
     def set_up(self, seats):
-        """It is so from now on. What was off has nothing in its cache."""
-        if seats.open and not self.open:
+        """It is so from now on. What was off, or is not loaded, has nothing in its cache."""
+        if seats.open and not self.open or not seats.loaded:
             self.mirror.clear()
-        self.slots, self.weight, self.open, self.capacity = seats
+        self.slots, self.weight, self.open, self.capacity, _ = seats
         self.mirror.resize(self.capacity)
 
     # -- who runs

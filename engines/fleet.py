@@ -233,21 +233,21 @@ class Fleet:
         place: its Seats})."""
         lanes = {model.lane: tuple(model.places) for model in self.known}
         places = {
-            place: self.seats(engine, place.weights)
+            place: self.seats(engine, place.weights, model.engine_id not in engine.resting)
             for model in self.known
             for place, engine in model.places.items()
         }
         return lanes, places
 
-    def seats(self, engine, weights):
-        """The Seats of an engine for some weights."""
+    def seats(self, engine, weights, loaded):
+        """The Seats of an engine for some weights. `loaded`: the engine has them in memory."""
         found = engine.found.get(weights) or Found()
         room = self.settings.kv_tokens or None
         if self.settings.kv_tokens is None and found.capacity:
             room = int(SAFE * found.capacity)
         if not found.caches:
             room = 0
-        return Seats(engine.slots, engine.weight, engine.serves, room)
+        return Seats(engine.slots, engine.weight, engine.serves, room, loaded)
 
     # -- the settings
 

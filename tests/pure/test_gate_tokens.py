@@ -178,6 +178,19 @@ def test_an_engine_that_was_off_has_nothing_cached():
     assert play.enter(50, "a", prompt("talk", 60)).heavy
 
 
+def test_a_model_that_is_not_loaded_has_nothing_cached():
+    """A router loads it for the next request, and answers itself meanwhile."""
+    play = Play()
+    play.talk(0, "a", prompt("talk", 60))
+    play.arrange(30, A=Seats(8, loaded=False))
+    ticket = play.enter(40, "a", prompt("talk", 60))
+    assert ticket.heavy
+    play.arrange(45)
+    play.arrange(50, A=Seats(8))
+    play.first(60, ticket), play.leave(70, ticket)
+    assert not play.enter(80, "a", prompt("talk", 60)).heavy
+
+
 def test_an_engine_that_keeps_nothing():
     play = Play(capacity=0)
     play.talk(0, "a", prompt("talk", 60))
