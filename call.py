@@ -202,8 +202,13 @@ class Call:
                 continue
             if call.is_closing:
                 call.charged.wait(max(0, until - monotonic()))
-            elif call.ticket and call.answer:
-                self.gateway.gate.reserve(call.ticket, tokens_of(call.figures(LEFT)))
+            else:
+                call.note_use()
+
+    def note_use(self):
+        """Have the Gate know what it has used by now, where that counts before it ends."""
+        if self.key and self.key.limits.count_tokens and self.ticket and self.answer:
+            self.gateway.gate.reserve(self.ticket, tokens_of(self.figures(LEFT)))
 
     def turn(self, seconds):
         """Whether the slot came within so many seconds.
