@@ -26,6 +26,18 @@ class Lane:
         self.freed = deque(maxlen=SAMPLES)
 
 
+class Line(deque):
+    """The tickets of one line, first come, first served.
+
+    granted  {whether the prompt was a heavy one: when the last such was granted}
+    """
+
+    def __init__(self):
+        """Nobody waits yet."""
+        super().__init__()
+        self.granted = dict.fromkeys((True, False), float("-inf"))
+
+
 class Seats(NamedTuple):
     """What a place is: how many requests run there at once, how many it takes beside others of
     another weight, whether it takes new ones, and for how many tokens its cache has room: None
@@ -112,7 +124,7 @@ class Place:
         """It has not begun here."""
         del self.running[ticket]
         self.reading.pop(ticket, None)
-        ticket.heavy = ticket.reading = False
+        ticket.heavy = ticket.reading = ticket.forced = False
 
     def has_read(self, ticket, now):
         """Its prompt has been read."""
@@ -149,6 +161,9 @@ class Place:
             ticket.reading = False
             self.rested = {key: until for key, until in self.rested.items() if until > now}
             self.rested[ticket.key] = now + REST * (now - ticket.granted_at)
+            if ticket.forced:
+                until = ticket.granted_at + TURNOVER * (now - ticket.granted_at)
+                self.forced = max(self.forced, until)
         self.mirror.touch(ticket.key, ticket.need, now, count)
 
     def read_by(self, now):
@@ -167,8 +182,9 @@ class Place:
 
     def force(self, ticket, now):
         """It goes first, since it has waited for too long; the next such one later."""
-        cold = self.mirror.cold(ticket.need)
-        self.forced = now + TURNOVER * cold / (self.pace or PACE)
+        ticket.forced = True
+        pace = max(self.pace or PACE, PACE / 2)  # what had to be loaded first seemed slow
+        self.forced = now + TURNOVER * self.mirror.cold(ticket.need) / pace
 
     def freshen(self, now):
         """What runs is in use all the time."""
@@ -185,7 +201,7 @@ class Place:
 
         Where nothing runs, a key's own conversations make room for its next one.
         """
-        if not self.capacity:
+        if not self.capacity or not self.mirror.most:
             return True
         self.freshen(now)
         if self.running:

@@ -221,6 +221,17 @@ def test_the_queue_stays_bounded_though_slots_are_free():
         play.enter(7, "a", prompt("y", 60))
 
 
+def test_the_queue_stays_bounded_behind_many_long_prompts_of_ones_own():
+    """Light ones that come behind more of them than are looked at wait though slots are free."""
+    play = Play(most_waiting=100)
+    for n in range(70):
+        play.enter(n, "a", prompt(n, 60))
+    with pytest.raises(QueueFull):
+        for _ in range(100):
+            play.enter(70, "a")
+    assert play.gate.waiting == 100 and play.enter(71, "b").state == "active"
+
+
 # ---- the working set
 
 def full(play, at=360):
@@ -288,6 +299,71 @@ def test_the_caches_size_is_learned_from_what_was_cached():
         play.leave(40, ticket, cached)
         assert (play.place.mirror.most < size) == wrong
         size = play.place.mirror.most
+
+
+@pytest.mark.parametrize("beside", [0, 1])
+def test_an_engine_of_which_nothing_is_ever_cached_makes_nobody_wait_for_room(beside):
+    """As one without prefix caching; until it says that something was."""
+    play, at = Play(capacity=1_000_000), 0
+    for _ in range(beside):
+        play.enter(0, "z")                          # and stays
+    for n in range(60):
+        ticket = play.enter(at, f"k{n % 3}", prompt(n % 3, 60))
+        while ticket.state == "waiting":
+            at += 1
+            play.tick(at)
+        play.first(at + 10, ticket)
+        play.leave(at + 12, ticket, cached=0)
+        at += 13
+    assert at == 60 * 13 and ticket.heavy and play.place.mirror.most == 0
+    ticket = play.enter(at, "k0", prompt(0, 60))
+    play.first(at + 1, ticket)
+    play.leave(at + 2, ticket, cached=60 * BLOCK // 4)
+    assert play.place.mirror.most == 1_000_000 and not play.enter(at + 3, "k0", prompt(0, 60)).heavy
+
+
+def test_a_few_that_were_not_cached_say_nothing_of_the_others():
+    play = Play(capacity=1_000_000)
+    for n in range(30):
+        play.talk(n * 40, "a", prompt("talk", 60))
+        play.leave(n * 40 + 30, play.enter(n * 40 + 21, "a", prompt("talk", 60)), cached=n % 4 * 40_000)
+    assert play.place.mirror.most > 400_000
+
+
+def test_an_engine_that_had_to_be_loaded_first_delays_who_waits_longest_by_minutes_at_most():
+    play = Play(capacity=1_000_000)
+    slow = play.enter(0, "z", prompt("slow", 2.5))
+    play.first(300, slow)
+    play.leave(301, slow)
+    now = full(play, 700)
+    play.enter(now, "k0", prompt("talk0", 60))
+    late = play.enter(now, "late", prompt("new", 60))
+    assert play.place.pace < 100 and play.tick(now + PATIENCE) == [late]
+    assert PATIENCE < play.place.forced - NOON - now < 3600
+
+
+def test_the_next_one_that_waits_longest_goes_after_five_times_the_reading_that_it_was():
+    play = Play(capacity=1_000_000)
+    now = full(play)
+    play.enter(now, "k0", prompt("talk0", 60))
+    late = play.enter(now, "late", prompt("new", 60))
+    play.tick(now + PATIENCE)
+    play.first(now + PATIENCE + 400, late)
+    assert play.place.forced == NOON + now + PATIENCE + 5 * 400
+
+
+def test_who_waits_longest_for_one_model_need_not_be_without_turns_for_another():
+    play = Play(capacity=1_000_000)
+    now = full(play)
+    play.gate.arrange({"m": ("A",), "n": ("N",)}, {"A": play.seats["A"], "N": Seats(8)}, NOON + now)
+    play.enter(now, "k0", prompt("talk0", 60))
+    late = play.enter(now, "a", prompt("new", 60))
+    for at in range(int(now), int(now) + PATIENCE, 20):
+        other, _ = play.gate.enter("a", "n", NONE, NOON + at, need=prompt(at, 10))
+        play.first(at + 1, other)
+        play.leave(at + 2, other)
+        assert other.heavy
+    assert play.tick(now + PATIENCE) == [late]
 
 
 # ---- batches
@@ -367,6 +443,34 @@ def test_who_was_away_has_saved_nothing_up():
     assert play.gate.account("b").turn >= play.gate.floor > 0
 
 
+def test_who_has_one_long_stream_has_saved_nothing_up_for_what_comes_beside_it():
+    play = Play(slots=2)
+    play.enter(0, "a")                              # and stays
+    for at in range(200):
+        play.leave(at, play.enter(at, "b", Need(1000)), answer=1000)
+    running = play.enter(300, "b", Need(1000))
+    crowd = [play.enter(300, "a", Need(1000)) for _ in range(20)]
+    play.enter(300, "c", Need(1000))
+    assert play.gate.account("a").turn >= play.gate.floor
+    assert [ticket.key for ticket in play.leave(301, running) + play.leave(302, crowd[0])] == ["a", "c"]
+
+
+def test_usage_below_nothing_is_no_work():
+    play = Play()
+    for usage in ((-5, None, -1 << 40), (-5, 7, 0), (5, -1 << 40, -3)):
+        play.gate.leave(play.enter(0, "a", Need(100)), 0, True, NOON + 1, usage)
+        assert play.gate.account("a").worked >= 0
+
+
+def test_once_it_is_off_nobody_is_told_of_long_prompts():
+    play = Play(slots=2)
+    play.enter(0, "a", prompt("x", 60))
+    late = play.enter(1, "b", prompt("y", 60))
+    play.enter(2, "c")
+    play.gate.weigh(0, 1)
+    assert "long prompts" not in str(play.gate.late(late, NOON + 4))
+
+
 def test_to_turn_it_off_and_on_begins_the_turns_anew():
     play = Play(slots=1)
     play.enter(0, "a", prompt("x", 60))
@@ -440,7 +544,8 @@ def test_what_is_charged_later_stays_put_by():
 
 # ---- properties
 
-USAGE = st.one_of(st.none(), st.tuples(st.integers(0, 1 << 40), st.one_of(st.none(), st.integers(0, 1 << 40)), st.integers(0, 1 << 40)))
+COUNTS = st.integers(-1 << 40, 1 << 40)
+USAGE = st.one_of(st.none(), st.tuples(COUNTS, st.one_of(st.none(), COUNTS), COUNTS))
 NEEDS = st.builds(prompt, st.integers(0, 9), st.sampled_from([0, 0.5, 1, 3, 10, 60, 200]), batch=st.booleans(), whole=st.booleans())
 EVENTS = st.lists(st.tuples(st.sampled_from("eeeeffflltcpr"), st.sampled_from("abcd"), st.integers(0, 60), NEEDS, USAGE, st.sampled_from([0, 0, 1, 30, 200])), max_size=100)
 
@@ -495,7 +600,7 @@ def check(play, active, waiting, slots, at_once):
         assert place.mirror.tokens == pytest.approx(sum(block.tokens for block in place.mirror.blocks.values()), abs=1)
         assert place.mirror.tokens <= place.mirror.most + 1 and len(place.rested) <= len(gate.accounts)
     for account in gate.accounts.values():
-        assert account.worked <= max(gate.floor + MEMORY, gate.grants) and account.pending >= -1e-6
+        assert 0 <= account.worked <= max(gate.floor + MEMORY, gate.grants) and account.pending >= -1e-6
     assert sum(account.pending for account in gate.accounts.values()) == pytest.approx(sum(ticket.charged for ticket in active), abs=1e-3)
     assert sum(account.reserved for account in gate.accounts.values()) == sum(ticket.reserved for ticket in active)
 
