@@ -319,7 +319,9 @@ def test_an_engine_of_which_nothing_is_ever_cached_makes_nobody_wait_for_room(be
     ticket = play.enter(at, "k0", prompt(0, 60))
     play.first(at + 1, ticket)
     play.leave(at + 2, ticket, cached=60 * BLOCK // 4)
-    assert play.place.mirror.most == 1_000_000 and not play.enter(at + 3, "k0", prompt(0, 60)).heavy
+    assert play.place.mirror.most == 1_000_000
+    play.talk(at + 100, "k0", prompt(0, 60))
+    assert not play.enter(at + 121, "k0", prompt(0, 60)).heavy
 
 
 def test_a_few_that_were_not_cached_say_nothing_of_the_others():
