@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from admission import BLOCK, NONE, Gate, Limits, Need, Seats
 from admission.gate import MEMORY, SPARE
+from admission.mirror import MOST_BLOCKS, Mirror
 from admission.places import HOT, PATIENCE
 from admission.tickets import OUTPUT
 from errors import LimitExceeded, Overloaded, QueueFull, QuotaExceeded, Refusal
@@ -324,6 +325,31 @@ def test_an_engine_of_which_nothing_is_ever_cached_makes_nobody_wait_for_room(be
     assert not play.enter(at + 121, "k0", prompt(0, 60)).heavy
 
 
+@pytest.mark.parametrize(("cached", "most"), [(60 * BLOCK // 4, 2_000_000), (1 << 40, 2_000_000)])
+def test_the_caches_size_is_bounded_whatever_is_said_to_be_cached(cached, most):
+    play = Play(capacity=1_000_000)
+    for n in range(60):
+        ticket = play.enter(n * 9, "a", prompt(n, 60))
+        play.first(n * 9 + 1, ticket)
+        play.leave(n * 9 + 2, ticket, cached)
+    assert play.place.mirror.most == most
+
+
+def test_what_is_being_read_takes_room_and_so_does_an_answer():
+    play = Play(capacity=500_000, at_once=2)
+    play.enter(0, "a", prompt("x", 60))             # 245,760 tokens
+    assert play.enter(1, "b", prompt("y", 62)).state == "waiting"
+    assert play.enter(2, "c", prompt("z", 61.9)).state == "waiting"
+    assert play.enter(3, "d", prompt("z", 61)).state == "active"
+
+
+def test_a_mirror_has_so_many_blocks_at_most():
+    mirror = Mirror()
+    for n in range(MOST_BLOCKS // 1000 + 2):
+        mirror.touch("a", prompt(n, 1000)._replace(tokens=1000), 0)
+    assert len(mirror.blocks) == MOST_BLOCKS
+
+
 def test_a_few_that_were_not_cached_say_nothing_of_the_others():
     play = Play(capacity=1_000_000)
     for n in range(30):
@@ -377,6 +403,21 @@ def test_a_batch_leaves_slots_free_and_comes_last():
     quick = [play.enter(9, "a") for _ in range(3)]
     assert [ticket.state for ticket in quick] == ["active", "active", "waiting"] and play.gate.position(batch[-1]) == 5
     assert play.leave(10, batch[0]) == [quick[2]]
+
+
+def test_a_batch_that_has_waited_longest_takes_a_slot_that_is_spared():
+    play = Play(slots=2)
+    play.enter(0, "a")                              # and stays
+    batch = play.enter(1, "b", Need(batch=True))
+    assert (play.tick(PATIENCE), play.tick(PATIENCE + 1)) == ([], [batch])
+
+
+def test_those_of_a_batch_too_are_told_that_the_budget_is_used():
+    play = Play(slots=1)
+    play.limits["a"] = Limits(tokens_per_day=10_000)
+    running = play.enter(0, "a")
+    waiting = [play.enter(1, "a", Need(batch=batch)) for batch in (False, True)]
+    assert play.gate.leave(running, 20_000, True, NOON + 2) == waiting
 
 
 @pytest.mark.parametrize(("slots", "runs"), [(1, 1), (2, 1), (3, 1), (4, 2)])
@@ -455,6 +496,12 @@ def test_who_has_one_long_stream_has_saved_nothing_up_for_what_comes_beside_it()
     play.enter(300, "c", Need(1000))
     assert play.gate.account("a").turn >= play.gate.floor
     assert [ticket.key for ticket in play.leave(301, running) + play.leave(302, crowd[0])] == ["a", "c"]
+
+
+def test_much_work_puts_a_key_behind_by_so_much_at_most():
+    play = Play()
+    play.gate.leave(play.enter(0, "a", Need(100)), 0, True, NOON + 1, (100, 0, 1 << 40))
+    assert play.gate.account("a").turn == play.gate.floor + MEMORY
 
 
 def test_usage_below_nothing_is_no_work():
