@@ -41,7 +41,6 @@ class Account:
     worked           the work that was done for it, in tokens for a share of 1; where the Gate
                      knows no tokens, when it had its last turn, counted in grants
     pending          the same of the work that is being done, as it is expected
-    granted          {whether the prompt was a heavy one: when the last such was granted}
     requests         moments of the last minute's requests
     tokens           (moment, count) of the last minute; `minute` is the sum of the counts
     day, month       Budgets
@@ -53,7 +52,6 @@ class Account:
         self.limits = NONE
         self.active = self.waiting = self.preparing = 0
         self.worked = self.pending = 0
-        self.granted = dict.fromkeys((True, False), float("-inf"))
         self.requests = deque()
         self.tokens = deque()
         self.minute = 0

@@ -9,13 +9,12 @@ engine has to read anew waits until no other one is being read there, until its 
 its last one, and until it would push no conversation that is going on out of the engine's cache.
 """
 
-from collections import deque
 from itertools import islice
 from math import ceil
 from operator import itemgetter
 
 from admission.accounts import Account
-from admission.places import PATIENCE, Lane, Place
+from admission.places import PATIENCE, Lane, Line, Place
 from admission.tickets import FULL, NO_NEED, READING, RESTS, SPARED, Ticket
 from errors import RETRY_AFTER, ModelUnavailable, Overloaded, QueueFull, Refusal, ShuttingDown
 
@@ -96,6 +95,8 @@ class Gate:
             self.floor = 0
             for account in self.accounts.values():
                 account.worked = 0
+            for ticket in self.queued():
+                ticket.held = None
         self.heavy = heavy
         self.at_once = at_once
 
@@ -151,13 +152,13 @@ class Gate:
 
     def stranded(self):
         """The tickets that wait where no place takes requests any more."""
-        return [
-            ticket
-            for lane in self.lanes.values()
-            for queue in lane.queues.values()
-            for ticket in queue
-            if not self.is_open(lane, ticket.avoids)
-        ]
+        return [ticket for ticket in self.queued() if not self.is_open(ticket.lane, ticket.avoids)]
+
+    def queued(self):
+        """All tickets that wait."""
+        for lane in self.lanes.values():
+            for queue in lane.queues.values():
+                yield from queue
 
     # -- in
 
@@ -181,7 +182,7 @@ class Gate:
         if not free and not self.is_open(lane):
             raise unserved()
         may_start = any(not self.gives_way(need, self.places[name]) for name in free)
-        if not may_start or account.busy():
+        if not may_start or account.busy() or account.waiting >= MOST_HELD:
             self.check_queue(account, lane, now)
 
     def enter(self, key, model, limits, now, home=None, need=NO_NEED):
@@ -219,12 +220,12 @@ class Gate:
 
     def queue(self, ticket, now):
         account = self.account(ticket.key)
-        if self.heavy and not account.is_here:  # who was away has saved nothing up
+        if self.heavy and not account.waiting:  # who asked for nothing has saved nothing up
             account.worked = max(account.worked, self.floor)
         account.preparing -= 1
         account.waiting += 1
         ticket.state = "waiting"
-        ticket.lane.queues.setdefault(ticket.line, deque()).append(ticket)
+        ticket.lane.queues.setdefault(ticket.line, Line()).append(ticket)
         return self.grant(now)
 
     def check_queue(self, account, lane, now):
@@ -390,7 +391,7 @@ class Gate:
         ticket.avoids = ticket.place
         ticket.place = ticket.granted_at = None
         ticket.state = "waiting"
-        ticket.lane.queues.setdefault(ticket.line, deque()).appendleft(ticket)
+        ticket.lane.queues.setdefault(ticket.line, Line()).appendleft(ticket)
         return self.grant(now)
 
     # -- whose turn it is
@@ -440,9 +441,8 @@ class Gate:
         late = []
         for _, queue, free in waiting:
             if now - queue[0].entered >= PATIENCE:
-                granted = self.account(queue[0].key).granted
                 for ticket in firsts(queue):
-                    since = max(ticket.entered, granted[ticket.waits_as_heavy])
+                    since = max(ticket.entered, queue.granted[ticket.waits_as_heavy])
                     late += [(since, ticket, name) for name in free if now - since >= PATIENCE]
         for _, ticket, name in sorted(late, key=itemgetter(0)):
             place = self.places[name]
@@ -504,15 +504,16 @@ class Gate:
 
     def activate(self, ticket, name, now):
         """The ticket, which runs from now on at the place of that name."""
+        queue = ticket.lane.queues[ticket.line]
         self.unqueue(ticket)
         self.grants += 1
         place = self.places[name]
         place.last_turn = self.grants
         place.begin(ticket, self.is_heavy(ticket.need, place), now)
+        queue.granted[ticket.heavy] = now
         account = self.account(ticket.key)
         account.active += 1
         account.reserve(ticket, ticket.need.all_tokens)
-        account.granted[ticket.heavy] = now
         ticket.turn = account.turn
         ticket.place = name
         ticket.state = "active"
