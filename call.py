@@ -138,9 +138,8 @@ class Call:
         chain = None
         if self.gateway.settings.heavy_prompt and ask.body and ask.model.purpose == "chat":
             chain = Chain(self.gateway.secret, ask.model.lane)
-        parts = ask.body or ask.count
-        parts = [b"data:" if isinstance(part, str) else part for part in parts]
-        return measure(parts, chain)
+        parts = ask.filled(dict.fromkeys(ask.images, [b"data:"]))
+        return measure(parts or ask.count, chain)
 
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""

@@ -15,7 +15,7 @@ from operator import itemgetter
 
 from admission.accounts import Account
 from admission.places import PATIENCE, Lane, Line, Place
-from admission.tickets import FULL, READING, RESTS, SPARED, Need, Ticket
+from admission.tickets import FULL, NO_NEED, READING, RESTS, SPARED, Ticket
 from errors import RETRY_AFTER, ModelUnavailable, Overloaded, QueueFull, Refusal, ShuttingDown
 
 MOST_RETRY = 30  # seconds: the longest Retry-After for a full queue
@@ -25,10 +25,9 @@ MARGIN = 4
 PASSES = 8  # younger ones of its key that a ticket lets by while its home is full
 LOOKED_AT = 16  # tickets of a key that do so at once
 MOST_HELD = 64  # tickets of a line that are looked at though others before them must wait
-MEMORY = 300_000  # tokens of work by which a key can be behind the others at most
+MEMORY = 4_000  # tokens of work that was done by which a key is behind the others at most
 SPARE = 2  # slots that batch work leaves free
 ODDS = 4  # a batch prompt is a heavy one at this fraction of the others' tokens
-LIGHT = Need()
 
 
 class Gate:
@@ -163,7 +162,7 @@ class Gate:
 
     # -- in
 
-    def check(self, key, model, limits, now, need=LIGHT):
+    def check(self, key, model, limits, now, need=NO_NEED):
         """(Account, Lane) of a request of `key` for `model`, the name of a lane. Counts nothing.
 
         Raises the Refusal that it would meet.
@@ -186,7 +185,7 @@ class Gate:
         if not may_start or account.busy() or account.waiting >= MOST_HELD:
             self.check_queue(account, lane, now)
 
-    def enter(self, key, model, limits, now, home=None, need=LIGHT):
+    def enter(self, key, model, limits, now, home=None, need=NO_NEED):
         """(Ticket, tickets to be told) for a request, whose conversation ran at `home`, the name of
         a place, if it did. Raises a Refusal, which counts nothing."""
         account, lane = self.check(key, model, limits, now, need)
@@ -207,7 +206,7 @@ class Gate:
             )
         return self.count(account, Ticket(key, lane, now, home))
 
-    def line_up(self, ticket, now, need=LIGHT):
+    def line_up(self, ticket, now, need=NO_NEED):
         """It is prepared: tickets to be told. Raises the Refusal of a queue that is full by now, or
         where nobody serves it any more."""
         self.check_room(self.account(ticket.key), ticket.lane, now, need)
@@ -263,6 +262,12 @@ class Gate:
         if ticket.waits_as_heavy:
             return Overloaded(
                 f"long prompts are read one after the other, and {ticket.held}; try again later",
+                retry_after=self.patience(ticket.lane, now),
+            )
+        if ticket.held is SPARED:
+            return Overloaded(
+                "this is batch work, which is last in turn and leaves some slots to others; try "
+                "again when it is quieter",
                 retry_after=self.patience(ticket.lane, now),
             )
         return self.full(account, ticket.lane, now)
@@ -339,13 +344,12 @@ class Gate:
 
     def settle(self, account, ticket, usage):
         """What a request was counts, in place of what had been expected."""
-        work = ticket.charged
-        if usage:
-            work = ticket.cost_of(usage) / (account.limits.share or 1)
-        if not self.heavy:
-            account.end_work(ticket, 0, account.worked)
+        share = account.limits.share or 1
+        work = ticket.cost_of(usage) / share if usage else ticket.charged
+        if self.heavy:
+            account.end_work(ticket, work, self.floor + MEMORY / share)
         else:
-            account.end_work(ticket, work, self.floor + MEMORY)
+            account.end_work(ticket, 0, account.worked)
         place = self.places.get(ticket.place)
         if usage and place:
             prompt, cached, _ = usage

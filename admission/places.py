@@ -13,6 +13,7 @@ PATIENCE = 180  # seconds after which whoever waits longest goes first
 PACE = 1000  # tokens a second at which prompts are read, until that was seen
 LEARNT = 0.2  # of a pace that was seen
 FADING = 0.05  # of a pace, for each long prompt that nobody saw being read
+LULL = 2  # seconds without any request after which what is cached holds up nobody
 FRESH = 30  # seconds after which what runs is noted to be in use again
 
 
@@ -58,6 +59,7 @@ class Place:
     mirror     mirror.Mirror of its cache
     pace       tokens a second at which it reads a long prompt, or None
     rested     {key: the moment until which it rests after its last long prompt}
+    left       when a request left it last
     forced     when the last one went first because it had waited longest; later, where that has
                pushed a conversation out
     """
@@ -74,7 +76,7 @@ class Place:
         self.mirror = Mirror()
         self.pace = None
         self.rested = {}
-        self.forced = self.freshened = float("-inf")
+        self.left = self.forced = self.freshened = float("-inf")
 
     @property
     def active(self):
@@ -110,6 +112,7 @@ class Place:
     def end(self, ticket, answered, now):
         """It does no more. What was read of its prompt by then is cached all the same."""
         del self.running[ticket]
+        self.left = now
         if answered and ticket.need.whole:
             ticket.read_in = now - ticket.granted_at
         if ticket.reading and not answered:
@@ -197,19 +200,13 @@ class Place:
     # -- what its cache has room for
 
     def has_room(self, ticket, now):
-        """Whether nothing that is going on would be pushed out by a prompt.
-
-        Where nothing runs, a key's own conversations make room for its next one.
-        """
-        if not self.capacity or not self.mirror.most:
+        """Whether nothing that is going on would be pushed out by a prompt. Where nothing has run
+        for a moment, or nothing is kept, any prompt may come."""
+        is_idle = not self.running and now - self.left >= LULL
+        if is_idle or not self.capacity or not self.mirror.most:
             return True
         self.freshen(now)
-        if self.running:
-            hot = self.mirror.hot_tokens(now - HOT)
-        else:
-            others = [block for _, block in self.mirror.hot(now - HOT) if block.key != ticket.key]
-            hot = sum(block.tokens for block in others)
-        taken = hot + sum(other.cold for other in self.reading)
+        taken = self.mirror.hot_tokens(now - HOT) + sum(other.cold for other in self.reading)
         room = min(self.capacity, self.mirror.most)
         return not taken or taken + self.mirror.cold(ticket.need) + ticket.need.answer <= room
 

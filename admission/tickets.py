@@ -35,6 +35,9 @@ class Need(NamedTuple):
         return self.tokens + self.answer
 
 
+NO_NEED = Need()
+
+
 class Ticket:
     """A request in the Gate: `state` is "preparing", "waiting", "active" or "left"; it came at
     `entered`, and was granted its slot at `granted_at`.
@@ -55,7 +58,7 @@ class Ticket:
     reserved  tokens that its key has put by for it
     """
 
-    def __init__(self, key, lane, entered, home=None, need=Need()):  # noqa: B008 - it never changes
+    def __init__(self, key, lane, entered, home=None, need=NO_NEED):
         self.key = key
         self.lane = lane
         self.entered = entered

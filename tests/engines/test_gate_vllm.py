@@ -214,7 +214,7 @@ def test_a_warm_conversation_beside_cold_prompts(request, flags, count, tokens, 
               f"{times[gate]:.1f} times that, at most {slowest[gate]:.2f} s of {len(beside)}")
     (tmp_path / "trace.json").write_text(json.dumps(scenes))
     print(f"  {tmp_path / 'trace.json'}")
-    assert times["new"] <= 4 < times["today"] and 3 * slowest["new"] < slowest["today"]
+    assert times["new"] <= 4 < times["today"] and 2 * slowest["new"] < slowest["today"]
 
 
 # ---- more conversations than the cache holds

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from admission import BLOCK, NONE, Gate, Limits, Need, Seats
 from admission.gate import MEMORY, SPARE
 from admission.mirror import MOST_BLOCKS, Mirror
-from admission.places import HOT, PATIENCE
+from admission.places import HOT, LULL, PATIENCE
 from admission.tickets import OUTPUT
 from errors import LimitExceeded, Overloaded, QueueFull, QuotaExceeded, Refusal
 
@@ -284,11 +284,11 @@ def test_an_empty_engine_takes_anything():
     assert Play(capacity=100_000).enter(0, "a", prompt("x", 1000)).state == "active"
 
 
-def test_ones_own_conversations_make_room_where_nothing_runs():
+def test_where_nothing_runs_for_a_moment_anything_may_come():
     play = Play(capacity=1_000_000)
-    for n in range(4):
-        play.talk(n * 20, "a", prompt(n, 60))
-    assert play.enter(81, "a", prompt("new", 60)).state == "active"
+    now = full(play)
+    late = play.enter(now, "late", prompt("new", 60))
+    assert late.state == "waiting" and play.tick(now + LULL - 1) == [] and play.tick(now + LULL) == [late]
 
 
 def test_the_caches_size_is_learned_from_what_was_cached():
@@ -403,6 +403,7 @@ def test_a_batch_leaves_slots_free_and_comes_last():
     quick = [play.enter(9, "a") for _ in range(3)]
     assert [ticket.state for ticket in quick] == ["active", "active", "waiting"] and play.gate.position(batch[-1]) == 5
     assert play.leave(10, batch[0]) == [quick[2]]
+    assert "last in turn" in str(play.gate.late(batch[2], NOON + 600))
 
 
 def test_a_batch_that_has_waited_longest_takes_a_slot_that_is_spared():
@@ -431,15 +432,36 @@ def test_a_batch_is_heavy_at_a_quarter():
     assert play.enter(0, "a", prompt("x", 1.9, batch=True)).heavy and not play.enter(0, "b", prompt("y", 1.9)).heavy
 
 
+def test_who_asks_for_something_is_not_forgotten():
+    """Of people that come and go: what they use would count for nobody."""
+    play = Play(slots=1)
+    gate, ran = play.gate, play.enter(0, "a", prompt("x", 1))
+    play.enter(0, "b")
+    gate.prepare("c", "m", NONE, NOON)
+    assert not any(map(gate.forget, "abc")) and gate.forget("d")
+    gate.leave(ran, None, True, NOON + 1)
+    assert not gate.forget("a")                     # its tokens are still to come
+    gate.charge(ran, 5, NOON + 2)
+    assert gate.forget("a") and "a" not in gate.accounts
+
+
 # ---- turns by work
 
 def test_work_is_charged_when_granted_and_corrected_at_the_end():
     play = Play()
     ticket = play.enter(0, "a", prompt("x", 4))
     assert play.gate.account("a").turn == ticket.need.tokens + OUTPUT * ANSWER
-    play.gate.leave(ticket, 0, True, NOON + 2, (5000, 1000, 50))
-    assert play.gate.account("a").turn == 4000 + OUTPUT * 50
-    assert play.gate.leave(ticket, 0, True, NOON + 3, (5000, 1000, 50)) == [] and play.gate.account("a").turn == 4200
+    play.gate.leave(ticket, 0, True, NOON + 2, (3000, 1000, 50))
+    assert play.gate.account("a").turn == 2000 + OUTPUT * 50
+    assert play.gate.leave(ticket, 0, True, NOON + 3, (3000, 1000, 50)) == [] and play.gate.account("a").turn == 2200
+
+
+@pytest.mark.parametrize("share", [1, 4])
+def test_what_was_done_is_forgotten_but_for_a_usual_answer_of_it(share):
+    play = Play()
+    play.limits["a"] = Limits(share=share)
+    play.gate.leave(play.enter(0, "a", prompt("x", 60)), 0, True, NOON + 2, (245_760, 0, 5000))
+    assert play.gate.account("a").turn == MEMORY / share == OUTPUT * ANSWER / share
 
 
 def turns(play, needs, count=150):

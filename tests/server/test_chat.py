@@ -360,7 +360,7 @@ def test_keepalive_in_prefill_and_between_tokens(gateway, engine):
 def test_engine_without_a_head_gets_keepalives_too(gateway, engine):
     """llama.cpp sends no head while a request waits for its slot."""
     fast = gateway(keepalive=0.2)
-    engine.play(Pause(0.7), *chat_chunks("Hi", usage=True))
+    engine.play(Pause(1.5), *chat_chunks("Hi", usage=True))
     events = list(fast.client().post(PATH, stream()).events())
     assert [event.comment is not None for event in events[:3]] == [True] * 3 and events[-1].data == "[DONE]"
 
