@@ -203,10 +203,9 @@ class Place:
 
     def has_room(self, ticket, now):
         """Whether nothing that is going on would be pushed out by a prompt. Where nothing has run
-        for a moment, any prompt may come."""
-        if not self.capacity or not self.mirror.most:
-            return True
-        if not self.running and now - self.left >= LULL:
+        for a moment, or nothing is kept, any prompt may come."""
+        is_idle = not self.running and now - self.left >= LULL
+        if is_idle or not self.capacity or not self.mirror.most:
             return True
         self.freshen(now)
         taken = self.mirror.hot_tokens(now - HOT) + sum(other.cold for other in self.reading)
