@@ -8,7 +8,7 @@ BLOCK = 1 << 14  # bytes of a prompt's text for which one hash stands
 UNKNOWN = 4 << 20  # tokens of a cache whose size nobody has told
 MOST_BLOCKS = 1 << 14
 STEP = 0.02  # by which the size is corrected, for one answer that shows it to be wrong
-DOUBTS = 8  # answers in a row of whose prompts nothing was cached, against what was expected
+DOUBTS = 16  # answers in a row of whose prompts nothing was cached, against what was expected
 
 
 class Block(NamedTuple):
