@@ -365,10 +365,10 @@ def test_a_mirror_has_so_many_blocks_at_most():
 
 def test_a_few_that_were_not_cached_say_nothing_of_the_others():
     play = Play(capacity=1_000_000)
-    for n in range(30):
+    for n in range(100):
         play.talk(n * 40, "a", prompt("talk", 60))
-        play.leave(n * 40 + 30, play.enter(n * 40 + 21, "a", prompt("talk", 60)), cached=n % 4 * 40_000)
-    assert play.place.mirror.most > 400_000
+        play.leave(n * 40 + 30, play.enter(n * 40 + 21, "a", prompt("talk", 60)), cached=min(n % 4, 1) * 60 * BLOCK // 4)
+        assert play.place.mirror.most > 400_000
 
 
 def test_an_engine_that_had_to_be_loaded_first_delays_who_waits_longest_by_minutes_at_most():
@@ -391,6 +391,26 @@ def test_the_next_one_that_waits_longest_goes_after_five_times_the_reading_that_
     play.tick(now + PATIENCE)
     play.first(now + PATIENCE + 400, late)
     assert play.place.forced == NOON + now + PATIENCE + 5 * 400
+
+
+def test_between_two_that_waited_too_long_others_have_time():
+    play = Play(capacity=1_000_000)
+    now = full(play)
+    for n in range(4):                              # and they stay
+        play.enter(now, f"k{n}", prompt(f"talk{n}", 60))
+    late = [play.enter(now, key, prompt(key, 60)) for key in "ab"]
+    assert play.tick(now + PATIENCE) == late[:1]
+    play.first(now + PATIENCE + 1, late[0])
+    at = play.place.forced - NOON + PATIENCE
+    assert (play.tick(at - 1), play.tick(at)) == ([], late[1:])
+
+
+def test_a_long_prompt_overtakes_no_longer_one_of_its_key_that_waits_for_room():
+    play = Play(capacity=1_000_000)
+    for n in range(2):
+        play.first(n + 1, play.enter(n, f"k{n}", prompt(n, 60)))
+    large, small = play.enter(5, "a", prompt("large", 150)), play.enter(6, "a", prompt("small", 20))
+    assert (large.state, small.state) == ("waiting", "waiting") and play.enter(7, "b", prompt("other", 20)).state == "active"
 
 
 def test_who_waits_longest_for_one_model_need_not_be_without_turns_for_another():
