@@ -492,7 +492,7 @@ class Call:
     def charge(self, row):
         """Count what was used, by its Row; None: that failed. Give the slot away with it, if that
         was not done before."""
-        tokens = row.tokens if row else 0
+        tokens = attempt(lambda: row.tokens) or 0
         usage = row and (row.prompt_tokens or 0, cached_in(row), row.completion_tokens or 0)
         if self.finished:
             wake(self.gateway.gate.charge(self.ticket, tokens, self.gateway.now(), usage))
