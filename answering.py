@@ -71,7 +71,8 @@ def begin(call):
     while True:
         while not call.turn(keepalive):
             call.headed = True
-            yield stream.alive(f"queued {call.gateway.gate.position(call.ticket)}")
+            place = call.gateway.gate.position(call.ticket)
+            yield stream.alive(f"queued {place}" if place else "")
         since = monotonic()
         try:
             call.send()

@@ -305,7 +305,7 @@ class Call:
         progress = self.gateway.gate.progress(self.ticket, self.gateway.now())
         if progress is None or progress >= 1:
             return ""
-        return f"reading your prompt, about {10 * round(10 * progress)} %"
+        return f"reading your prompt, about {10 * int(10 * progress)} %"
 
     def let_go_of_request(self):
         """The engine has it, or will have: it is sent nowhere else."""
