@@ -77,7 +77,11 @@ def begin(call):
             call.send()
             while (events := first_events(call, since)) is None or call.is_being_read:
                 call.headed = True
-                yield stream.alive(call.activity()) if events is None else events
+                if events is None:
+                    yield stream.alive(call.activity())
+                else:
+                    call.let_go_of_request()
+                    yield events
         except Refusal as error:
             call.move(error)
         else:
