@@ -138,9 +138,8 @@ class Call:
         chain = None
         if self.gateway.settings.heavy_prompt and ask.body and ask.model.purpose == "chat":
             chain = Chain(self.gateway.secret, ask.model.lane)
-        parts = ask.body or ask.count
-        parts = [b"data:" if isinstance(part, str) else part for part in parts]
-        return measure(parts, chain)
+        parts = ask.filled(dict.fromkeys(ask.images, [b"data:"]))
+        return measure(parts or ask.count, chain)
 
     def enter(self, ask):
         """Ask for a slot; `turn` waits for it. Raises Refusal."""
@@ -203,8 +202,13 @@ class Call:
                 continue
             if call.is_closing:
                 call.charged.wait(max(0, until - monotonic()))
-            elif call.ticket and call.answer:
-                self.gateway.gate.reserve(call.ticket, tokens_of(call.figures(LEFT)))
+            else:
+                call.note_use()
+
+    def note_use(self):
+        """Have the Gate know what it has used by now, where that counts before it ends."""
+        if self.key and self.key.limits.count_tokens and self.ticket and self.answer:
+            self.gateway.gate.reserve(self.ticket, tokens_of(self.figures(LEFT)))
 
     def turn(self, seconds):
         """Whether the slot came within so many seconds.

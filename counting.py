@@ -4,6 +4,7 @@ not said, because it never does, or because the client had left by then. Pure.
 What the estimates go by is learned, for each model, from answers whose engine did count.
 """
 
+import re
 from collections import deque
 from hashlib import blake2b
 from math import log
@@ -24,6 +25,9 @@ MIX = 20  # of a Length: 1/20 of it makes a text as different as one that is 2.7
 MOST_TOKENS = 1 << 40  # of one request; more is no figure, and would break the ledger's sums
 MOST_LEARNED = 1 << 24  # where a model has not said how long its context is
 IMAGE = b'"url":"data:'  # in a request to an engine; inside of a text its quotes would be escaped
+# What some clients set where their history ends, so with each turn in another place. Engines pass
+# over it. Of a text it is likewise no part.
+CACHE_MARK = re.compile(rb',"cache_control":(?:null|\{[^{}]*+\})')
 BATCH = 1 << 20  # bytes that are looked at in one go, about
 HEAD = 64  # bytes in which an image's end is sought, of a part that begins inside of it
 BLOCK = 1 << 14  # bytes of a text for each of its hashes
@@ -332,7 +336,7 @@ def measure(parts, chain=None):
         mixed += length.size * length.mix
         images += begun
         if chain:
-            chain.feed(text)
+            chain.feed(CACHE_MARK.sub(b"", text))
     hashes = tuple(chain.hashes) if chain else ()
     return Measure(Length(size, mixed / max(size, 1)), images, hashes)
 

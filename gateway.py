@@ -72,6 +72,8 @@ class Gateway:
             sleep(TICK)
             try:
                 if self.gate.waiting:
+                    for call in list(self.live):
+                        call.note_use()
                     wake(self.gate.tick(self.now()))
             except Exception:  # those that wait depend on the next look
                 logger.exception("a look at those that wait failed")

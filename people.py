@@ -2,11 +2,13 @@
 that the key is trusted with."""
 
 import hashlib
+import re
 from itertools import takewhile
 
 MOST = 1000  # people of a key that are told apart on one day
 LONGEST = 64  # characters of a name that is kept as it came
 OTHERS = "others"  # all who came when there were so many
+LIKE_A_HASH = re.compile(r"(?!\d+\Z)[0-9a-f]{16}")  # digits alone are an id of somebody's
 
 
 def account_of(key_id, person):
@@ -33,15 +35,13 @@ class People:
         """Whom a header's value means, or "" where it says nothing.
 
         value  as WSGI has it: each byte a character
-        plain  the value itself is the name, unless it is too long or cannot be printed
+        plain  the value itself is the name, where it can be
         """
         data = value.strip(" \t").encode("latin-1", "replace")
-        if plain:
-            text = data.decode("utf-8", "replace")
-            if len(text) <= LONGEST and text.isprintable() and text != OTHERS:
-                return text
         if not data:
             return ""
+        if plain and (name := as_name(data)):
+            return name
         return hashlib.blake2b(data, key=self.secret, digest_size=8).hexdigest()
 
     def admit(self, key_id, name, day, forget):
@@ -62,3 +62,17 @@ class People:
         seen.pop(name, None)
         seen[name] = day
         return name
+
+
+def as_name(data):
+    """A value (bytes) as the text that it is; None where that is none, is too long, cannot be
+    printed or could be somebody else's name."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    if len(text) > LONGEST or not text.isprintable():
+        return None
+    if text == OTHERS or LIKE_A_HASH.fullmatch(text):
+        return None
+    return text

@@ -41,7 +41,6 @@ class Account:
     worked           the work that was done for it, in tokens for a share of 1; where the Gate
                      knows no tokens, when it had its last turn, counted in grants
     pending          the same of the work that is being done, as it is expected
-    granted          {whether the prompt was a heavy one: when the last such was granted}
     requests         moments of the last minute's requests
     tokens           (moment, count) of the last minute; `minute` is the sum of the counts
     day, month       Budgets
@@ -53,7 +52,6 @@ class Account:
         self.limits = NONE
         self.active = self.waiting = self.preparing = 0
         self.worked = self.pending = 0
-        self.granted = dict.fromkeys((True, False), float("-inf"))
         self.requests = deque()
         self.tokens = deque()
         self.minute = 0
@@ -128,7 +126,8 @@ class Account:
         self.check_budgets(wall, self.reserved)
 
     def check_budgets(self, wall, reserved=0):
-        """Raises QuotaExceeded where a budget is used up, with so many tokens that are put by."""
+        """Raises QuotaExceeded where a budget is used up; LimitExceeded where it only is with so
+        many tokens that are put by, for then it pays to try again."""
         limits = self.limits
         for limit, budget in (
             (limits.tokens_per_day, self.day),
@@ -209,7 +208,7 @@ class Budget:
         self.count = max(self.used(now), tokens)
 
     def check(self, limit, reserved, now):
-        """Raises QuotaExceeded where it is used up, with so many tokens that are put by."""
+        """See Account.check_budgets."""
         used = self.used(now)
         if used >= limit:
             when = datetime.fromtimestamp(self.end, UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -219,7 +218,7 @@ class Budget:
                 retry_after=max(1, ceil(self.end - now)),
             )
         if used + reserved >= limit:
-            raise QuotaExceeded(
+            raise LimitExceeded(
                 put_by(limit, f"tokens {self.name}", used, reserved), retry_after=SOON
             )
 

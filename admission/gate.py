@@ -9,14 +9,13 @@ engine has to read anew waits until no other one is being read there, until its 
 its last one, and until it would push no conversation that is going on out of the engine's cache.
 """
 
-from collections import deque
 from itertools import islice
 from math import ceil
 from operator import itemgetter
 
 from admission.accounts import Account
-from admission.places import PATIENCE, Lane, Place
-from admission.tickets import FULL, READING, RESTS, SPARED, Need, Ticket
+from admission.places import PATIENCE, Lane, Line, Place
+from admission.tickets import FULL, NO_NEED, READING, RESTS, SPARED, Ticket
 from errors import RETRY_AFTER, ModelUnavailable, Overloaded, QueueFull, Refusal, ShuttingDown
 
 MOST_RETRY = 30  # seconds: the longest Retry-After for a full queue
@@ -29,7 +28,6 @@ MOST_HELD = 64  # tickets of a line that are looked at though others before them
 MEMORY = 4_000  # tokens of work that was done by which a key is behind the others at most
 SPARE = 2  # slots that batch work leaves free
 ODDS = 4  # a batch prompt is a heavy one at this fraction of the others' tokens
-LIGHT = Need()
 
 
 class Gate:
@@ -97,6 +95,8 @@ class Gate:
             self.floor = 0
             for account in self.accounts.values():
                 account.worked = 0
+            for ticket in self.queued():
+                ticket.held = None
         self.heavy = heavy
         self.at_once = at_once
 
@@ -152,17 +152,17 @@ class Gate:
 
     def stranded(self):
         """The tickets that wait where no place takes requests any more."""
-        return [
-            ticket
-            for lane in self.lanes.values()
-            for queue in lane.queues.values()
-            for ticket in queue
-            if not self.is_open(lane, ticket.avoids)
-        ]
+        return [ticket for ticket in self.queued() if not self.is_open(ticket.lane, ticket.avoids)]
+
+    def queued(self):
+        """All tickets that wait."""
+        for lane in self.lanes.values():
+            for queue in lane.queues.values():
+                yield from queue
 
     # -- in
 
-    def check(self, key, model, limits, now, need=LIGHT):
+    def check(self, key, model, limits, now, need=NO_NEED):
         """(Account, Lane) of a request of `key` for `model`, the name of a lane. Counts nothing.
 
         Raises the Refusal that it would meet.
@@ -182,10 +182,10 @@ class Gate:
         if not free and not self.is_open(lane):
             raise unserved()
         may_start = any(not self.gives_way(need, self.places[name]) for name in free)
-        if not may_start or account.busy():
+        if not may_start or account.busy() or account.waiting >= MOST_HELD:
             self.check_queue(account, lane, now)
 
-    def enter(self, key, model, limits, now, home=None, need=LIGHT):
+    def enter(self, key, model, limits, now, home=None, need=NO_NEED):
         """(Ticket, tickets to be told) for a request, whose conversation ran at `home`, the name of
         a place, if it did. Raises a Refusal, which counts nothing."""
         account, lane = self.check(key, model, limits, now, need)
@@ -206,7 +206,7 @@ class Gate:
             )
         return self.count(account, Ticket(key, lane, now, home))
 
-    def line_up(self, ticket, now, need=LIGHT):
+    def line_up(self, ticket, now, need=NO_NEED):
         """It is prepared: tickets to be told. Raises the Refusal of a queue that is full by now, or
         where nobody serves it any more."""
         self.check_room(self.account(ticket.key), ticket.lane, now, need)
@@ -220,12 +220,12 @@ class Gate:
 
     def queue(self, ticket, now):
         account = self.account(ticket.key)
-        if self.heavy and not account.is_here:  # who was away has saved nothing up
+        if self.heavy and not account.waiting:  # who asked for nothing has saved nothing up
             account.worked = max(account.worked, self.floor)
         account.preparing -= 1
         account.waiting += 1
         ticket.state = "waiting"
-        ticket.lane.queues.setdefault(ticket.line, deque()).append(ticket)
+        ticket.lane.queues.setdefault(ticket.line, Line()).append(ticket)
         return self.grant(now)
 
     def check_queue(self, account, lane, now):
@@ -262,6 +262,12 @@ class Gate:
         if ticket.waits_as_heavy:
             return Overloaded(
                 f"long prompts are read one after the other, and {ticket.held}; try again later",
+                retry_after=self.patience(ticket.lane, now),
+            )
+        if ticket.held is SPARED:
+            return Overloaded(
+                "this is batch work, which is last in turn and leaves some slots to others; try "
+                "again when it is quieter",
                 retry_after=self.patience(ticket.lane, now),
             )
         return self.full(account, ticket.lane, now)
@@ -385,7 +391,7 @@ class Gate:
         ticket.avoids = ticket.place
         ticket.place = ticket.granted_at = None
         ticket.state = "waiting"
-        ticket.lane.queues.setdefault(ticket.line, deque()).appendleft(ticket)
+        ticket.lane.queues.setdefault(ticket.line, Line()).appendleft(ticket)
         return self.grant(now)
 
     # -- whose turn it is
@@ -435,9 +441,8 @@ class Gate:
         late = []
         for _, queue, free in waiting:
             if now - queue[0].entered >= PATIENCE:
-                granted = self.account(queue[0].key).granted
                 for ticket in firsts(queue):
-                    since = max(ticket.entered, granted[ticket.waits_as_heavy])
+                    since = max(ticket.entered, queue.granted[ticket.waits_as_heavy])
                     late += [(since, ticket, name) for name in free if now - since >= PATIENCE]
         for _, ticket, name in sorted(late, key=itemgetter(0)):
             place = self.places[name]
@@ -499,15 +504,16 @@ class Gate:
 
     def activate(self, ticket, name, now):
         """The ticket, which runs from now on at the place of that name."""
+        queue = ticket.lane.queues[ticket.line]
         self.unqueue(ticket)
         self.grants += 1
         place = self.places[name]
         place.last_turn = self.grants
         place.begin(ticket, self.is_heavy(ticket.need, place), now)
+        queue.granted[ticket.heavy] = now
         account = self.account(ticket.key)
         account.active += 1
         account.reserve(ticket, ticket.need.all_tokens)
-        account.granted[ticket.heavy] = now
         ticket.turn = account.turn
         ticket.place = name
         ticket.state = "active"

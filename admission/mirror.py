@@ -8,6 +8,7 @@ BLOCK = 1 << 14  # bytes of a prompt's text for which one hash stands
 UNKNOWN = 4 << 20  # tokens of a cache whose size nobody has told
 MOST_BLOCKS = 1 << 14
 STEP = 0.02  # by which the size is corrected, for one answer that shows it to be wrong
+DOUBTS = 16  # answers in a row of whose prompts nothing was cached, against what was expected
 
 
 class Block(NamedTuple):
@@ -25,13 +26,15 @@ class Mirror:
     Of a prompt the end is thrown away before the beginning, as engines do it, so what is left of it
     are always its first blocks.
 
-    most    tokens that it holds
+    most    tokens that it holds; 0 too where an engine keeps nothing, whatever room it has
+    missed  how often in a row nothing was cached of what should have been
     tokens  those that it holds now
     """
 
     def __init__(self):
         self.told = None
         self.most = UNKNOWN
+        self.missed = 0
         self.clear()
 
     def clear(self):
@@ -50,8 +53,13 @@ class Mirror:
         """The cache holds so many tokens, as its engine or its owner says; None: nobody does."""
         if told != self.told:
             self.told = told
-            self.most = UNKNOWN if told is None else told
-            self.shrink()
+            self.begin_anew()
+
+    def begin_anew(self):
+        """Believe what was told of its size."""
+        self.most = UNKNOWN if self.told is None else self.told
+        self.missed = 0
+        self.shrink()
 
     def hits(self, need):
         """How many blocks of a prompt it holds."""
@@ -112,6 +120,21 @@ class Mirror:
             self.most *= 1 + STEP if wrong > 0 else 1 - STEP
             self.most = min(self.most, 2 * (self.told or UNKNOWN))
             self.shrink()
+        self.count_missed(ticket, prompt - cold)
+
+    def count_missed(self, ticket, cached):
+        """An engine of which nothing is ever cached keeps nothing, until it says otherwise: what is
+        going on is no reason to wait there."""
+        a_block = tokens_a_block(ticket.need)
+        if cached >= a_block / 2:
+            self.missed = 0
+            if not self.most:
+                self.begin_anew()
+        elif ticket.need.tokens - ticket.cold >= a_block:
+            self.missed += 1
+            if self.missed == DOUBTS:
+                self.most = 0
+                self.shrink()
 
 
 def tokens_a_block(need):

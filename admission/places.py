@@ -27,6 +27,18 @@ class Lane:
         self.freed = deque(maxlen=SAMPLES)
 
 
+class Line(deque):
+    """The tickets of one line, first come, first served.
+
+    granted  {whether the prompt was a heavy one: when the last such was granted}
+    """
+
+    def __init__(self):
+        """Nobody waits yet."""
+        super().__init__()
+        self.granted = dict.fromkeys((True, False), float("-inf"))
+
+
 class Seats(NamedTuple):
     """What a place is: how many requests run there at once, how many it takes beside others of
     another weight, whether it takes new ones, for how many tokens its cache has room (None where
@@ -117,7 +129,7 @@ class Place:
         """It has not begun here."""
         del self.running[ticket]
         self.reading.pop(ticket, None)
-        ticket.heavy = ticket.reading = False
+        ticket.heavy = ticket.reading = ticket.forced = False
 
     def has_read(self, ticket, now):
         """Its prompt has been read."""
@@ -154,6 +166,9 @@ class Place:
             ticket.reading = False
             self.rested = {key: until for key, until in self.rested.items() if until > now}
             self.rested[ticket.key] = now + REST * (now - ticket.granted_at)
+            if ticket.forced:
+                until = ticket.granted_at + TURNOVER * (now - ticket.granted_at)
+                self.forced = max(self.forced, until)
         self.mirror.touch(ticket.key, ticket.need, now, count)
 
     def read_by(self, now):
@@ -172,8 +187,9 @@ class Place:
 
     def force(self, ticket, now):
         """It goes first, since it has waited for too long; the next such one later."""
-        cold = self.mirror.cold(ticket.need)
-        self.forced = now + TURNOVER * cold / (self.pace or PACE)
+        ticket.forced = True
+        pace = max(self.pace or PACE, PACE / 2)  # what had to be loaded first seemed slow
+        self.forced = now + TURNOVER * self.mirror.cold(ticket.need) / pace
 
     def freshen(self, now):
         """What runs is in use all the time."""
@@ -187,8 +203,9 @@ class Place:
 
     def has_room(self, ticket, now):
         """Whether nothing that is going on would be pushed out by a prompt. Where nothing has run
-        for a moment, any prompt may come."""
-        if not self.capacity or not self.running and now - self.left >= LULL:
+        for a moment, or nothing is kept, any prompt may come."""
+        is_idle = not self.running and now - self.left >= LULL
+        if is_idle or not self.capacity or not self.mirror.most:
             return True
         self.freshen(now)
         taken = self.mirror.hot_tokens(now - HOT) + sum(other.cold for other in self.reading)

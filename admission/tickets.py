@@ -35,6 +35,9 @@ class Need(NamedTuple):
         return self.tokens + self.answer
 
 
+NO_NEED = Need()
+
+
 class Ticket:
     """A request in the Gate: `state` is "preparing", "waiting", "active" or "left"; it came at
     `entered`, and was granted its slot at `granted_at`.
@@ -49,12 +52,13 @@ class Ticket:
     cold      tokens of its prompt that its engine has to read anew
     heavy     its prompt was a heavy one when it was granted
     reading   and is still being read
+    forced    it went first, since it had waited for too long
     read_in   seconds in which its prompt was read, or its whole answer made; None: nobody saw it
     charged   the work that it is expected to be, in tokens for a share of 1
     reserved  tokens that its key has put by for it
     """
 
-    def __init__(self, key, lane, entered, home=None, need=Need()):  # noqa: B008 - it never changes
+    def __init__(self, key, lane, entered, home=None, need=NO_NEED):
         self.key = key
         self.lane = lane
         self.entered = entered
@@ -62,7 +66,7 @@ class Ticket:
         self.need = need
         self.granted_at = self.place = self.avoids = self.held = self.refusal = self.read_in = None
         self.passed = self.turn = self.cold = self.charged = self.reserved = 0
-        self.heavy = self.reading = False
+        self.heavy = self.reading = self.forced = False
         self.state = "preparing"
 
     @property
@@ -82,6 +86,5 @@ class Ticket:
     def cost_of(self, usage):
         """The work that it was. `usage`: (prompt, those of it that were cached or None, answer)."""
         prompt, cached, answer = usage
-        if cached is None:
-            return min(self.cold, prompt) + OUTPUT * answer
-        return max(0, prompt - cached) + OUTPUT * answer
+        cold = min(self.cold, prompt) if cached is None else prompt - cached
+        return max(0, cold) + OUTPUT * max(0, answer)

@@ -94,6 +94,10 @@ class Ask:
 
         found  address -> data URL, a list of bytes; of those in the history some may be missing
         """
+        self.body = self.filled(found)
+
+    def filled(self, found):
+        """The body with these images in their places."""
         body = []
         for part in self.body:
             if not isinstance(part, str):
@@ -106,7 +110,7 @@ class Ask:
             else:
                 self.left_out.add(part.where, "image")
                 body.append(NO_IMAGE)
-        self.body = body
+        return body
 
     @property
     def ignored(self):

@@ -29,7 +29,8 @@ ALPHABET = re.compile(r"[A-Za-z0-9+/]+")  # of base64 (RFC 4648, 4)
 # tier here beside the usual one: what need not be soon.
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 # Fields that stand first: an engine's prompt begins with them, and they stay while a chat goes on.
-BEGINNING = ("tools", "messages", "prompt")
+# Under another cache_salt an engine's cache holds nothing of it.
+BEGINNING = ("cache_salt", "tools", "documents", "messages", "prompt")
 PURPOSES = {"chat": "a chat model", "embedding": "an embedding model"}
 
 

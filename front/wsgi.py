@@ -95,11 +95,10 @@ def problem_of(error):
 
 
 def environ_of(request, host, sock, client, server):
-    """The WSGI environment of gunicorn's Request.
+    """The WSGI environment of gunicorn's Request. `sparks.repeated` in it has the names of headers
+    that came more than once.
 
     host            as host_of gives it
-
-    `sparks.repeated` in it has the names of headers that came more than once.
     client, server  (host, port, ...)
     """
     headers = {}

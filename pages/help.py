@@ -71,7 +71,8 @@ MEANINGS = {
         "Your key may not use this model; `GET /v1/models` lists those that it may"
     ),
     errors.LimitExceeded: (
-        "Your key's requests or tokens of this minute are used up; come back after `Retry-After`"
+        "Your key's requests or tokens of this minute are used up, or its requests that are "
+        "running may use the rest of its tokens; come back after `Retry-After`"
     ),
     errors.QuotaExceeded: (
         "Your key's tokens of the day or month are used up; the message says when it starts anew"

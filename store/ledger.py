@@ -498,10 +498,12 @@ def total(key_id, since="", until=NEVER, person=""):
     """A key's totals as a dict, or those of a person behind it, from a day to another or of all
     time; all zero if there are none."""
     sums = ", ".join(f"COALESCE(SUM({name}), 0)" for name in TOTALS)
-    sql = f"SELECT {sums} FROM day WHERE key_id = ? AND day BETWEEN ? AND ?"
+    where = "key_id = ? AND day BETWEEN ? AND ?"
+    sql = f"SELECT {sums} FROM day WHERE {where}"
     values = [key_id, since, until]
-    if person:
-        sql = sql.replace("FROM day", "FROM person_day") + " AND person = ?"
-        values.append(person)
+    if person:  # of each day of the key it is found at once, where there may be many others
+        days = f"SELECT DISTINCT day FROM day WHERE {where}"
+        sql = f"SELECT {sums} FROM person_day WHERE day IN ({days}) AND key_id = ? AND person = ?"
+        values += [key_id, person]
     found = database.execute_sql(sql, values).fetchone()
     return dict(zip(TOTALS, found, strict=True))

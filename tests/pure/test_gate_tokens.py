@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from admission import BLOCK, NONE, Gate, Limits, Need, Seats
 from admission.gate import MEMORY, SPARE
+from admission.mirror import MOST_BLOCKS, Mirror
 from admission.places import HOT, LULL, PATIENCE
 from admission.tickets import OUTPUT
 from errors import LimitExceeded, Overloaded, QueueFull, QuotaExceeded, Refusal
@@ -234,6 +235,17 @@ def test_the_queue_stays_bounded_though_slots_are_free():
         play.enter(7, "a", prompt("y", 60))
 
 
+def test_the_queue_stays_bounded_behind_many_long_prompts_of_ones_own():
+    """Light ones that come behind more of them than are looked at wait though slots are free."""
+    play = Play(most_waiting=100)
+    for n in range(70):
+        play.enter(n, "a", prompt(n, 60))
+    with pytest.raises(QueueFull):
+        for _ in range(100):
+            play.enter(70, "a")
+    assert play.gate.waiting == 100 and play.enter(71, "b").state == "active"
+
+
 # ---- the working set
 
 def full(play, at=360):
@@ -303,6 +315,118 @@ def test_the_caches_size_is_learned_from_what_was_cached():
         size = play.place.mirror.most
 
 
+@pytest.mark.parametrize("beside", [0, 1])
+def test_an_engine_of_which_nothing_is_ever_cached_makes_nobody_wait_for_room(beside):
+    """As one without prefix caching; until it says that something was."""
+    play, at = Play(capacity=1_000_000), 0
+    for _ in range(beside):
+        play.enter(0, "z")                          # and stays
+    for n in range(60):
+        ticket = play.enter(at, f"k{n % 3}", prompt(n % 3, 60))
+        while ticket.state == "waiting":
+            at += 1
+            play.tick(at)
+        play.first(at + 10, ticket)
+        play.leave(at + 12, ticket, cached=0)
+        at += 13
+    assert at == 60 * 13 and ticket.heavy and play.place.mirror.most == 0
+    ticket = play.enter(at, "k0", prompt(0, 60))
+    play.first(at + 1, ticket)
+    play.leave(at + 2, ticket, cached=60 * BLOCK // 4)
+    assert play.place.mirror.most == 1_000_000
+    play.talk(at + 100, "k0", prompt(0, 60))
+    assert not play.enter(at + 121, "k0", prompt(0, 60)).heavy
+
+
+@pytest.mark.parametrize(("cached", "most"), [(60 * BLOCK // 4, 2_000_000), (1 << 40, 2_000_000)])
+def test_the_caches_size_is_bounded_whatever_is_said_to_be_cached(cached, most):
+    play = Play(capacity=1_000_000)
+    for n in range(60):
+        ticket = play.enter(n * 9, "a", prompt(n, 60))
+        play.first(n * 9 + 1, ticket)
+        play.leave(n * 9 + 2, ticket, cached)
+    assert play.place.mirror.most == most
+
+
+def test_what_is_being_read_takes_room_and_so_does_an_answer():
+    play = Play(capacity=500_000, at_once=2)
+    play.enter(0, "a", prompt("x", 60))             # 245,760 tokens
+    assert play.enter(1, "b", prompt("y", 62)).state == "waiting"
+    assert play.enter(2, "c", prompt("z", 61.9)).state == "waiting"
+    assert play.enter(3, "d", prompt("z", 61)).state == "active"
+
+
+def test_a_mirror_has_so_many_blocks_at_most():
+    mirror = Mirror()
+    for n in range(MOST_BLOCKS // 1000 + 2):
+        mirror.touch("a", prompt(n, 1000)._replace(tokens=1000), 0)
+    assert len(mirror.blocks) == MOST_BLOCKS
+
+
+def test_a_few_that_were_not_cached_say_nothing_of_the_others():
+    play = Play(capacity=1_000_000)
+    for n in range(100):
+        play.talk(n * 40, "a", prompt("talk", 60))
+        play.leave(n * 40 + 30, play.enter(n * 40 + 21, "a", prompt("talk", 60)), cached=min(n % 4, 1) * 60 * BLOCK // 4)
+        assert play.place.mirror.most > 400_000
+
+
+def test_an_engine_that_had_to_be_loaded_first_delays_who_waits_longest_by_minutes_at_most():
+    play = Play(capacity=1_000_000)
+    slow = play.enter(0, "z", prompt("slow", 2.5))
+    play.first(300, slow)
+    play.leave(301, slow)
+    now = full(play, 700)
+    play.enter(now, "k0", prompt("talk0", 60))
+    late = play.enter(now, "late", prompt("new", 60))
+    assert play.place.pace < 100 and play.tick(now + PATIENCE) == [late]
+    assert PATIENCE < play.place.forced - NOON - now < 3600
+
+
+def test_the_next_one_that_waits_longest_goes_after_five_times_the_reading_that_it_was():
+    play = Play(capacity=1_000_000)
+    now = full(play)
+    play.enter(now, "k0", prompt("talk0", 60))
+    late = play.enter(now, "late", prompt("new", 60))
+    play.tick(now + PATIENCE)
+    play.first(now + PATIENCE + 400, late)
+    assert play.place.forced == NOON + now + PATIENCE + 5 * 400
+
+
+def test_between_two_that_waited_too_long_others_have_time():
+    play = Play(capacity=1_000_000)
+    now = full(play)
+    for n in range(4):                              # and they stay
+        play.enter(now, f"k{n}", prompt(f"talk{n}", 60))
+    late = [play.enter(now, key, prompt(key, 60)) for key in "ab"]
+    assert play.tick(now + PATIENCE) == late[:1]
+    play.first(now + PATIENCE + 1, late[0])
+    at = play.place.forced - NOON + PATIENCE
+    assert (play.tick(at - 1), play.tick(at)) == ([], late[1:])
+
+
+def test_a_long_prompt_overtakes_no_longer_one_of_its_key_that_waits_for_room():
+    play = Play(capacity=1_000_000)
+    for n in range(2):
+        play.first(n + 1, play.enter(n, f"k{n}", prompt(n, 60)))
+    large, small = play.enter(5, "a", prompt("large", 150)), play.enter(6, "a", prompt("small", 20))
+    assert (large.state, small.state) == ("waiting", "waiting") and play.enter(7, "b", prompt("other", 20)).state == "active"
+
+
+def test_who_waits_longest_for_one_model_need_not_be_without_turns_for_another():
+    play = Play(capacity=1_000_000)
+    now = full(play)
+    play.gate.arrange({"m": ("A",), "n": ("N",)}, {"A": play.seats["A"], "N": Seats(8)}, NOON + now)
+    play.enter(now, "k0", prompt("talk0", 60))
+    late = play.enter(now, "a", prompt("new", 60))
+    for at in range(int(now), int(now) + PATIENCE, 20):
+        other, _ = play.gate.enter("a", "n", NONE, NOON + at, need=prompt(at, 10))
+        play.first(at + 1, other)
+        play.leave(at + 2, other)
+        assert other.heavy
+    assert play.tick(now + PATIENCE) == [late]
+
+
 # ---- batches
 
 def test_a_batch_leaves_slots_free_and_comes_last():
@@ -312,6 +436,22 @@ def test_a_batch_leaves_slots_free_and_comes_last():
     quick = [play.enter(9, "a") for _ in range(3)]
     assert [ticket.state for ticket in quick] == ["active", "active", "waiting"] and play.gate.position(batch[-1]) == 5
     assert play.leave(10, batch[0]) == [quick[2]]
+    assert "last in turn" in str(play.gate.late(batch[2], NOON + 600))
+
+
+def test_a_batch_that_has_waited_longest_takes_a_slot_that_is_spared():
+    play = Play(slots=2)
+    play.enter(0, "a")                              # and stays
+    batch = play.enter(1, "b", Need(batch=True))
+    assert (play.tick(PATIENCE), play.tick(PATIENCE + 1)) == ([], [batch])
+
+
+def test_those_of_a_batch_too_are_told_that_the_budget_is_used():
+    play = Play(slots=1)
+    play.limits["a"] = Limits(tokens_per_day=10_000)
+    running = play.enter(0, "a")
+    waiting = [play.enter(1, "a", Need(batch=batch)) for batch in (False, True)]
+    assert play.gate.leave(running, 20_000, True, NOON + 2) == waiting
 
 
 @pytest.mark.parametrize(("slots", "runs"), [(1, 1), (2, 1), (3, 1), (4, 2)])
@@ -323,6 +463,19 @@ def test_a_batch_runs_wherever_there_is_a_slot(slots, runs):
 def test_a_batch_is_heavy_at_a_quarter():
     play = Play()
     assert play.enter(0, "a", prompt("x", 1.9, batch=True)).heavy and not play.enter(0, "b", prompt("y", 1.9)).heavy
+
+
+def test_who_asks_for_something_is_not_forgotten():
+    """Of people that come and go: what they use would count for nobody."""
+    play = Play(slots=1)
+    gate, ran = play.gate, play.enter(0, "a", prompt("x", 1))
+    play.enter(0, "b")
+    gate.prepare("c", "m", NONE, NOON)
+    assert not any(map(gate.forget, "abc")) and gate.forget("d")
+    gate.leave(ran, None, True, NOON + 1)
+    assert not gate.forget("a")                     # its tokens are still to come
+    gate.charge(ran, 5, NOON + 2)
+    assert gate.forget("a") and "a" not in gate.accounts
 
 
 # ---- turns by work
@@ -388,6 +541,40 @@ def test_who_was_away_has_saved_nothing_up():
     assert play.gate.account("b").turn >= play.gate.floor > 0
 
 
+def test_who_has_one_long_stream_has_saved_nothing_up_for_what_comes_beside_it():
+    play = Play(slots=2)
+    play.enter(0, "a")                              # and stays
+    for at in range(200):
+        play.leave(at, play.enter(at, "b", Need(1000)), answer=1000)
+    running = play.enter(300, "b", Need(1000))
+    crowd = [play.enter(300, "a", Need(1000)) for _ in range(20)]
+    play.enter(300, "c", Need(1000))
+    assert play.gate.account("a").turn >= play.gate.floor
+    assert [ticket.key for ticket in play.leave(301, running) + play.leave(302, crowd[0])] == ["a", "c"]
+
+
+def test_much_work_puts_a_key_behind_by_so_much_at_most():
+    play = Play()
+    play.gate.leave(play.enter(0, "a", Need(100)), 0, True, NOON + 1, (100, 0, 1 << 40))
+    assert play.gate.account("a").turn == play.gate.floor + MEMORY
+
+
+def test_usage_below_nothing_is_no_work():
+    play = Play()
+    for usage in ((-5, None, -1 << 40), (-5, 7, 0), (5, -1 << 40, -3)):
+        play.gate.leave(play.enter(0, "a", Need(100)), 0, True, NOON + 1, usage)
+        assert play.gate.account("a").worked >= 0
+
+
+def test_once_it_is_off_nobody_is_told_of_long_prompts():
+    play = Play(slots=2)
+    play.enter(0, "a", prompt("x", 60))
+    late = play.enter(1, "b", prompt("y", 60))
+    play.enter(2, "c")
+    play.gate.weigh(0, 1)
+    assert "long prompts" not in str(play.gate.late(late, NOON + 4))
+
+
 def test_to_turn_it_off_and_on_begins_the_turns_anew():
     play = Play(slots=1)
     play.enter(0, "a", prompt("x", 60))
@@ -414,7 +601,7 @@ def test_many_at_once_cannot_spend_a_budget_many_times(limit):
     play.limits["a"] = Limits(**{limit: 10_000})
     let_in = 0
     for _ in range(20):
-        with suppress(QuotaExceeded):
+        with suppress(LimitExceeded):
             play.enter(0, "a", Need(3000, 1000))
             let_in += 1
     assert let_in == 3 and play.gate.account("a").reserved == 12_000
@@ -461,7 +648,8 @@ def test_what_is_charged_later_stays_put_by():
 
 # ---- properties
 
-USAGE = st.one_of(st.none(), st.tuples(st.integers(0, 1 << 40), st.one_of(st.none(), st.integers(0, 1 << 40)), st.integers(0, 1 << 40)))
+COUNTS = st.integers(-1 << 40, 1 << 40)
+USAGE = st.one_of(st.none(), st.tuples(COUNTS, st.one_of(st.none(), COUNTS), COUNTS))
 NEEDS = st.builds(prompt, st.integers(0, 9), st.sampled_from([0, 0.5, 1, 3, 10, 60, 200]), batch=st.booleans(), whole=st.booleans())
 EVENTS = st.lists(st.tuples(st.sampled_from("eeeeffflltcpr"), st.sampled_from("abcd"), st.integers(0, 60), NEEDS, USAGE, st.sampled_from([0, 0, 1, 30, 200])), max_size=100)
 
@@ -516,7 +704,7 @@ def check(play, active, waiting, slots, at_once):
         assert place.mirror.tokens == pytest.approx(sum(block.tokens for block in place.mirror.blocks.values()), abs=1)
         assert place.mirror.tokens <= place.mirror.most + 1 and len(place.rested) <= len(gate.accounts)
     for account in gate.accounts.values():
-        assert account.worked <= max(gate.floor + MEMORY, gate.grants) and account.pending >= -1e-6
+        assert 0 <= account.worked <= max(gate.floor + MEMORY, gate.grants) and account.pending >= -1e-6
     assert sum(account.pending for account in gate.accounts.values()) == pytest.approx(sum(ticket.charged for ticket in active), abs=1e-3)
     assert sum(account.reserved for account in gate.accounts.values()) == sum(ticket.reserved for ticket in active)
 

@@ -125,6 +125,8 @@ BODIES = {
     "pieces": lambda size: [b"x" * 9000] * (size // 9000),
     "images": lambda size: [b'{"url":"data:image/png;base64,AAAA"},' * (size // 40)],
     "no images": lambda size: [b'"url":"data' * (size // 11)],
+    "marks": lambda size: [b',"cache_control":{"type":"ephemeral"}' * (size // 37)],
+    "no marks": lambda size: [b',"cache_control":{' * (size // 18)],
 }
 
 

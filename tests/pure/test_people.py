@@ -19,10 +19,16 @@ def test_a_hash_tells_nothing_and_is_the_same_again(value):
 
 @pytest.mark.parametrize("value, kept", [
     ("ann", True), ("ann@example.org", True), ("Müller, Jörg", True), ("日本", True), ("à", True), ("x" * 64, True), ("a b", True),
-    ("x" * 65, False), ("a\x1b[31mb", False), ("a\u2028b", False), ("a\u202eb", False), ("others", False)], ids=ascii)
+    ("1234567890123456", True), ("0123456789abcdef", False), ("x" * 65, False), ("a\x1b[31mb", False), ("a\u2028b", False), ("a\u202eb", False), ("others", False)], ids=ascii)
 def test_a_value_is_kept_where_it_can_be_shown(value, kept):
     people = People(b"secret")
     assert people.name_of(latin(value), plain=True) == (value if kept else people.name_of(latin(value)))
+
+
+def test_bytes_that_are_no_text_are_not_one_person():
+    people = People(b"secret")
+    found = {people.name_of(value, plain=True) for value in ("J\xf6rg", "J\xe4rg", "\xff", "\xfe", "\xc3")}
+    assert len(found) == 5 and {len(name) for name in found} == {16}
 
 
 def test_nobody_in_particular():

@@ -92,6 +92,66 @@ def test_what_an_image_shows_does_not_matter(chat, data):
         assert one == hashes_of([b"".join(written({"messages": [{"role": "user", "content": [image(data)]}, *chat]}))])
 
 
+@pytest.mark.parametrize("dialect", [chat, messages], ids=["chat", "messages"])
+@pytest.mark.parametrize("on", ["message", "part", "tool"])
+def test_where_a_client_marks_its_cache_does_not_matter(dialect, on):
+    """The mark goes along with the end of the conversation; the engines know none."""
+    def turn(number, mark):
+        turns = [{"role": ("user", "assistant")[at % 2], "content": [{"type": "text", "text": f"{at}" * 6000}]} for at in range(number)]
+        tool = {"name": "f", "input_schema": {"type": "object"}} if dialect is messages else {"type": "function", "function": {"name": "f"}}
+        marked = {"message": turns[-3], "part": turns[-3]["content"][-1], "tool": tool}[on]
+        marked.update({"cache_control": mark} if mark else {})
+        return hashes_of(dialect.read(json.dumps({"max_tokens": 9, "tools": [tool], "messages": turns}).encode(), Fleet()).body)
+
+    for mark in ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}, None):
+        former = turn(9, mark)
+        assert len(former) >= 3 and turn(11, {"type": "ephemeral"})[:len(former)] == former
+
+
+PNG = "data:image/png;base64,AAAA"
+ANSWERED = [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "And so?"}]
+ASKED_ABOUT = {                                     # dialect -> (the rest of a body, the name of its list, contents that a user may send)
+    chat: ({}, "messages", ["a", '[{"type":"text"}]', "", [{"type": "text", "text": "a"}, "b"], [{"type": "input_text", "text": "a"}],
+                            [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}}],
+                            [{"type": "image_url", "image_url": "http://images.example/a.png"}]]),
+    messages: ({"max_tokens": 9}, "messages", [
+        "a", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], [{"type": "text", "text": "a"}, {"type": "image", "source": {
+            "type": "base64", "media_type": "image/png", "data": "AAAA"}}], [{"type": "image", "source": {"type": "url", "url": "http://images.example/a.png"}}],
+        [{"type": "document", "title": "t", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}, {"type": "text", "text": "a"}],
+        [{"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "c"}]}, {"type": "text", "text": "a"}]]),
+    Responses(lambda: 0, lambda: "00"): ({"instructions": "i"}, "input", [
+        "a", [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}], [{"type": "input_image", "image_url": PNG}],
+        [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "http://images.example/a.png"}]]),
+}
+
+
+@pytest.mark.parametrize("dialect", ASKED_ABOUT, ids=["chat", "messages", "responses"])
+def test_what_was_asked_reads_the_same_in_the_history(dialect):
+    """Though it is read by other rules then, and an image may be gone."""
+    rest, name, contents = ASKED_ABOUT[dialect]
+    for content in contents:
+        told = []
+        for more in ([], ANSWERED):
+            ask = dialect.read(json.dumps({**rest, name: [{"role": "user", "content": content}, *more]}).encode(), Fleet())
+            told.append(b"".join(ask.filled(dict.fromkeys(ask.images, [PNG.encode()]))))
+        asked, = re.findall(rb'"messages":(\[.*)\],"', told[0])
+        assert told[1].startswith(b'{"messages":' + asked + b","), content
+
+
+@pytest.mark.parametrize("fields", [{"cache_salt": "a"}, {"documents": [{"title": f"{at}", "text": "d" * 5000} for at in range(20)]}],
+                         ids=["cache_salt", "documents"])
+def test_what_else_a_cache_goes_by_stands_first(fields):
+    """Documents are a template's, in front of the messages; no salt finds what was cached under another."""
+    def turn(number, **fields):
+        turns = [{"role": ("user", "assistant")[at % 2], "content": f"{at}" * 6000} for at in range(number)]
+        return hashes_of(chat.read(json.dumps({"temperature": number, "messages": turns, **fields}).encode(), Fleet()).body)
+
+    former = turn(9, **fields)
+    assert len(former) >= 3 and turn(11, **fields)[:len(former)] == former
+    other, = ({name: "b" if name == "cache_salt" else value[1:]} for name, value in fields.items())
+    assert not {*former} & {*turn(11, **other)} and not {*former} & {*turn(11)}
+
+
 def test_nobody_else_has_these_hashes():
     text = [b"x" * 10 * BLOCK]
     found = [hashes_of(text, key, name) for key in (KEY, b"l" * 32) for name in ("chat m", "chat n")]

@@ -444,6 +444,7 @@ def test_many_at_once_cannot_spend_a_budget_many_times(house, path, limit):
     wait_until(lambda: sum(one.done() for one in asked) == 5, 5)
     refused = [one.result() for one in asked if one.done()]
     assert all(status == 429 and "running" in text and int(headers["retry-after"]) <= 5 for status, text, headers in refused)
+    assert not any("x-should-retry" in headers for *_, headers in refused)   # SDKs are to try again, for it pays
     here.go.set()
     assert sorted(one.result(10)[0] for one in asked) == [200] * 3 + [429] * 5
     assert here.ask(body_of(path, "Hello"), path, key).result(10)[0] == 200      # for little was used

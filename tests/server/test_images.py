@@ -860,8 +860,9 @@ def test_a_redirect_through_the_gateway(gate, server, serving):
 
 # ---- what is measured of a request
 
-def measured(ask):
-    return call.Call.measure(SimpleNamespace(gateway=SimpleNamespace(secret=b"k" * 32)), ask)
+def measured(ask, heavy=8000):
+    gateway = SimpleNamespace(secret=b"k" * 32, settings=SimpleNamespace(heavy_prompt=heavy))
+    return call.Call.measure(SimpleNamespace(gateway=gateway), ask)
 
 
 SAID = {"role": "user", "content": "x" * 40_000}
@@ -877,18 +878,23 @@ def test_what_stays_in_no_cache_is_not_hashed(route):
     """The rest is, plain or streamed, under one name for all routes of a model."""
     dialect, body = ROUTES[route]
     for fields in ({}, {"stream": True}) if route not in ("embeddings", "count") else ({},):
-        found = measured(dialect.read(json.dumps({**body, **fields}).encode(), Fleet(purpose="embedding" if dialect is embeddings else "chat")))
+        asked = dialect.read(json.dumps({**body, **fields}).encode(), Fleet(purpose="embedding" if dialect is embeddings else "chat"))
+        found = measured(asked)
+        assert measured(asked, heavy=0) == found._replace(hashes=())            # where no prompt is heavy
         assert found.length.size > 40_000 and len(found.hashes) == (0 if route in ("embeddings", "count") else 2)
 
 
-def test_an_image_that_is_fetched_weighs_what_its_data_do():
-    """Before it comes, and afterwards; wherever it is from."""
+@pytest.mark.parametrize("past", [False, True], ids=["asked", "earlier"])
+def test_an_image_that_is_fetched_weighs_what_its_data_do(past):
+    """Before it comes, and afterwards; wherever it is from, and once the conversation has gone on."""
     def asked(url):
         parts = [{"type": "text", "text": "x" * 20_000}, {"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "y" * 20_000}]
-        return chat.read(json.dumps({"messages": [{"role": "user", "content": parts}]}).encode(), Fleet())
+        more = [{"role": "assistant", "content": "z" * 20_000}, {"role": "user", "content": "And so?"}] if past else []
+        return chat.read(json.dumps({"messages": [{"role": "user", "content": parts}, *more]}).encode(), Fleet())
 
     url = "http://images.example/a.png"
     fetched = asked(url)
     before = measured(fetched)
     fetched.fill_in({url: [url_of(PNG)[:30], url_of(PNG)[30:]]})
-    assert before == measured(fetched) == measured(asked(url_of(PNG).decode())) and (before.images, len(before.hashes)) == (1, 2)
+    assert before == measured(fetched) == measured(asked(url_of(PNG).decode()))
+    assert (before.images, len(before.hashes)) == (1, 3 if past else 2)

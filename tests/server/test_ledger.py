@@ -19,7 +19,10 @@ import pytest
 from click.testing import CliRunner
 
 import keys
+from admission import Gate
 from counting import token_count
+from gateway import Gateway
+from people import People
 from store import ledger
 from store.database import database, open_database
 from store.ledger import DAY, Ledger, Row
@@ -531,14 +534,47 @@ def test_prune_of_a_locked_database(db, book):
 
 
 def test_used_by_key(db):
+    """Without what people behind it used: that is theirs."""
     for each in many(100):
-        ledger.commit([each])
+        ledger.commit([each, each._replace(person="ann")])
     for since in ("2026-12-30", "2027-01-02", "2030-01-01"):
         found = {}
         for each in many(100):
             if ledger.utc_day(each.started) >= since:
                 found[each.key_id] = found.get(each.key_id, 0) + each.tokens
         assert ledger.used_by_key(since) == found
+
+
+def test_what_people_used_counts_on_the_day_that_the_clock_shows(db, monkeypatch):
+    """Also once it was set: an account that is kept then knows only of the day before."""
+    clock, key = [NOON], keys.Key(1, "web")
+    monkeypatch.setattr("gateway.time", lambda: clock[0])
+    front = Gateway(None, None, Gate(9), None, None, None, People(b"secret"))
+    ann = front.people.name_of("ann")
+    ledger.commit([row(n, started=NOON + day * DAY, person=ann) for n, day in enumerate((0, 1, 1))])
+    for day, times in ((0, 1), (1, 2)):
+        clock[0] = NOON + day * DAY
+        front.now()
+        assert front.person(key, "ann") == ann
+        assert front.gate.account((1, ann)).day.used(clock[0]) == times * row(0).tokens
+        assert front.gate.account(1).day.used(clock[0]) == 0
+
+
+def test_what_a_person_used_is_found_among_many(db):
+    """Whoever asks /v1/usage holds up nobody, however many people there are and have been."""
+    at = [NOON - n * DAY for n in range(60)]
+    ledger.commit([row(n, started=started, person="p7", model=f"model {n % 3}") for n, started in enumerate(at)])
+    others = [(ledger.utc_day(started), key, f"p{n}", *[1] * 8) for started in at for key in (1, 2) for n in range(100, 300)]
+    connection, steps = database.connection(), []
+    marks = ", ".join("?" * len(others[0]))
+    with connection:
+        connection.executemany(f"INSERT INTO person_day VALUES ({marks})", others)
+    connection.set_progress_handler(lambda: steps.append(1), 100)
+    assert ledger.total(1, person="p7") == ledger.total(1)
+    assert ledger.total(1, ledger.utc_day(at[9]), ledger.utc_day(at[5]), "p7")["requests"] == 5
+    assert ledger.used_by_person(1, "p7", ledger.utc_day(NOON))[0] == row(0).tokens
+    assert len(steps) < 100     # a look at each row takes a thousand such hundreds
+    connection.set_progress_handler(None, 0)
 
 
 def test_cost_of_a_row(db, record_property, capsys):

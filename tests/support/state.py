@@ -29,7 +29,8 @@ def create_app(gateway, *rest):
 def state(gateway):
     gc.collect()
     return {"greenlets": sum(isinstance(o, Greenlet) and not o.dead for o in gc.get_objects()), "live": len(gateway.live),
-            "held": gateway.bodies.held, "idle": len(gateway.fleet.engines[0].pool.idle), "most": getattr(gateway.gate, "most", 0)}
+            "held": gateway.bodies.held, "idle": len(gateway.fleet.engines[0].pool.idle), "most": getattr(gateway.gate, "most", 0),
+            "put by": sum(abs(account.reserved) + abs(round(account.pending, 3)) for account in gateway.gate.accounts.values())}
 
 def counted(gate, ticket, place, now):
     activated = activate(gate, ticket, place, now)
