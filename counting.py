@@ -361,11 +361,15 @@ def batches(parts):
 def without_images(parts):
     """The same piece by piece. What goes of an image is its address, and that name of a field."""
     rest = b""  # what the next piece follows: IMAGE inside of one, else what may be its beginning
+    since = 0  # bytes since the last pause: a short request makes none
     for part in parts:
         if rest == IMAGE and len(part) > SAMPLE and b'"' not in bytes(part[:HEAD]):
             continue  # all of it is the image's, and not gone over
         for at in range(0, len(part), BATCH):
-            steps.pause()
+            since += min(BATCH, len(part) - at)
+            if since > SAMPLE:
+                steps.pause()
+                since = 0
             begun = -int(rest == IMAGE)
             first, *images = (rest + bytes(part[at : at + BATCH])).split(IMAGE)
             ends = [from_quote(image) for image in images]
