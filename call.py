@@ -31,6 +31,7 @@ ROOM_WAIT = 10  # seconds for which an answer waits, its slot with it, until the
 ROOM_LOOK = 0.1  # seconds between two looks
 COUNT_WAIT = 0.5  # seconds for which the first event waits for the count of the prompt
 BLAMED = (500, 502, 504)  # statuses of an engine's fault; a 503 is a full one's, or our own
+NOTED = 0.5  # seconds between two times when the Gate is told what a request has used by then
 LEFT = 499  # the status in the ledger of a request whose client went away
 
 
@@ -49,6 +50,7 @@ class Call:
     conversation
              its name among the gateway's `homes`, if the model has several engines
     kept     bytes of its answer on the account of the gateway's `answers`
+    noted    when the Gate was told last what it has used by then
     halted   its answer is not read for want of room
     tally    counting.Tally, from when it asks for a slot
     loads    its engine has to load the model first
@@ -75,6 +77,7 @@ class Call:
         self.watch = self.ticket = self.answer = self.counting = None
         self.tally = self.pump = self.engine = self.conversation = None
         self.kept = 0
+        self.noted = 0.0
         self.loads = self.halted = self.headed = False
         self.charged = Event()
         self.started = time()
@@ -206,8 +209,13 @@ class Call:
                 call.note_use()
 
     def note_use(self):
-        """Have the Gate know what it has used by now, where that counts before it ends."""
-        if self.key and self.key.limits.count_tokens and self.ticket and self.answer:
+        """Have the Gate know what it has used by now, where that counts before it ends. Many others
+        may want that, and it takes a while: so it is told now and then."""
+        if not (self.key and self.key.limits.count_tokens and self.ticket and self.answer):
+            return
+        now = monotonic()
+        if now - max(self.granted, self.noted) >= NOTED:
+            self.noted = now
             self.gateway.gate.reserve(self.ticket, tokens_of(self.figures(LEFT)))
 
     def turn(self, seconds):

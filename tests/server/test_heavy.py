@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor as ThreadPool
 
 import pytest
@@ -458,6 +459,7 @@ def test_what_a_long_answer_has_used_by_now_counts(house):
     events = stream.events()
     for _ in range(1700):
         next(events)
+    time.sleep(0.6)                                     # the Gate is told every half second
     assert here.ask({"messages": HELLO}, client=key).result(10)[0] == 429
     stream.close()
 
