@@ -180,12 +180,8 @@ class Call:
         tally = self.tally
         is_chat = self.ask.model.purpose == "chat"
         is_short = tally.length.size < BLOCK
-        if is_short and not self.key.limits.count_tokens:
-            tokens = tally.rough_prompt()
-        else:
-            tokens = tally.careful_prompt()
         return Need(
-            tokens=tokens,
+            tokens=tally.rough_prompt() if is_short else tally.careful_prompt(),
             answer=tally.answer() if is_chat else 0,
             size=tally.length.size,
             hashes=tally.hashes,

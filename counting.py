@@ -91,6 +91,11 @@ class Yardstick:
         found = sorted(self.by(*one, length) for one in seen[: self.nearest])
         return max(1, round(found[(len(found) - 1) // 2]))
 
+    def guess(self, length):
+        """The same by what was seen last: at no cost, where it need not be exact."""
+        known, tokens = self.seen[-1] if self.seen else self.start
+        return max(1, round(self.by(known, tokens, length)))
+
     def by(self, known, tokens, length):
         """The same by one Length. A template adds as much to a short prompt as to a long one."""
         least, most = self.rates
@@ -208,7 +213,7 @@ class Tally:
 
     def rough_prompt(self):
         """The same at no cost, for a prompt that is too short for it to matter."""
-        return self.length.size // BYTES_A_TOKEN
+        return self.meter.prompts.guess(self.length) + self.images * IMAGE_TOKENS
 
     def careful_prompt(self):
         """The same where fewer than there are would do harm, whatever an engine has said."""
